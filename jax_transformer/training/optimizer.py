@@ -1,6 +1,6 @@
 """The optimizer: Adam under the schedule of section 5.3 and under other common schedules.
 
-`with_guard` and `with_ema` wrap any optimizer of optax: they reject steps and average parameters.
+`with_guard` rejects steps and `parameter_ema` averages parameters, with any optimizer of optax.
 """
 
 import math
@@ -129,43 +129,25 @@ def adam(
 
 
 class EmaState(NamedTuple):
-    """The state of `with_ema`."""
+    """The state of `parameter_ema`."""
 
-    inner: optax.OptState
     ema: Params  # exponential moving average (EMA) of the trained parameters
     count: Int[Array, ""]  # accepted steps
 
 
-def with_ema(
-    optimizer: optax.GradientTransformation, decay: float
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with the moving average of the parameters in its state, as `ema`."""
-    optimizer = optax.with_extra_args_support(optimizer)
+def parameter_ema(decay: float) -> optax.GradientTransformationExtraArgs:
+    """Return the last link of an `optax.chain`: it keeps the EMA of the parameters in its state."""
 
     def init(params: Params) -> EmaState:
-        ema = jax.tree.map(jnp.copy, params)  # a step donates both
-        return EmaState(optimizer.init(params), ema, jnp.zeros((), jnp.int32))
+        return EmaState(jax.tree.map(jnp.copy, params), jnp.zeros((), jnp.int32))
 
-    def update(
-        gradients: Params,
-        state: EmaState,
-        params: Params,
-        *,
-        accepted: Bool[Array, ""] | bool = True,
-        **extra: Any,
-    ) -> tuple[Params, EmaState]:
-        updates, inner = optimizer.update(
-            gradients, state.inner, params, accepted=accepted, **extra
-        )
+    def update(updates: Params, state: EmaState, params: Params) -> tuple[Params, EmaState]:
         # With a constant decay, the initial parameters would dominate the EMA for a long time.
         weight = jnp.minimum(decay, (1 + state.count) / (10 + state.count))
         ema = optax.incremental_update(optax.apply_updates(params, updates), state.ema, 1 - weight)
-        ema, count = jax.tree.map(
-            partial(jnp.where, accepted), (ema, state.count + 1), (state.ema, state.count)
-        )
-        return updates, EmaState(inner, ema, count)
+        return updates, EmaState(ema, state.count + 1)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return refusable(optax.GradientTransformation(init, update))
 
 
 class GuardState(NamedTuple):
@@ -232,5 +214,5 @@ def run_optimizer(
     """Return the optimizer of a run: `adam`, with an EMA if the run has one, under the guard."""
     optimizer = adam(config, training_config)
     if training_config.ema_decay is not None:
-        optimizer = with_ema(optimizer, training_config.ema_decay)
+        optimizer = optax.chain(optimizer, parameter_ema(training_config.ema_decay))
     return with_guard(optimizer, training_config.spike_factor)

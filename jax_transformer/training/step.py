@@ -53,8 +53,8 @@ def make_train_step(
     gradients are then added up over the mesh.
 
     Args:
-        optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. `training.optimizer` has
-            wrappers: `with_ema` averages the parameters, `with_guard` rejects steps. To accumulate
+        optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. In `training.optimizer`,
+            `parameter_ema` averages the parameters and `with_guard` rejects steps. To accumulate
             gradients, set `num_microbatches`. `optax.MultiSteps` averages the mean gradients of its
             batches: it gives the tokens of a batch with fewer tokens more weight.
         execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and

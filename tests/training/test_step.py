@@ -14,7 +14,7 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
-from jax_transformer.training.optimizer import SPIKE_WINDOW, refusable, with_ema, with_guard
+from jax_transformer.training.optimizer import SPIKE_WINDOW, parameter_ema, refusable, with_guard
 from jax_transformer.training.step import init_state, train_step
 
 CONFIG = TransformerConfig(
@@ -190,18 +190,17 @@ def test_the_public_step_with_microbatches_is_that_of_one_large_batch_of_ragged_
 
 def test_the_public_step_freezes_averages_and_guards_as_a_run_does():
     freeze = ("encoder/*", "source_embedding/*")
-    optimizer = with_guard(with_ema(refusable(optax.sgd(0.1)), 0.9))
+    optimizer = with_guard(optax.chain(refusable(optax.sgd(0.1)), parameter_ema(0.9)))
     make, params, state, example = ragged_step(optimizer, freeze=freeze)
     new, state, loss = make(params, state, example)
     assert np.isfinite(loss)
     assert leaves_equal(new["encoder"], params["encoder"])
     assert leaves_equal(new["source_embedding"], params["source_embedding"])
-    assert [*state.inner.ema] == ["decoder", "output_projection", "target_embedding"]
+    ema = optax.tree.get(state, "ema")
+    assert [*ema] == ["decoder", "output_projection", "target_embedding"]
     # The decay of the first step is 0.1.
     expected = jax.tree.map(lambda a, b: 0.1 * a + 0.9 * b, params["decoder"], new["decoder"])
-    for one, other in zip(
-        *map(jax.tree.leaves, (state.inner.ema["decoder"], expected)), strict=True
-    ):
+    for one, other in zip(*map(jax.tree.leaves, (ema["decoder"], expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
     nan = jax.tree.map(lambda leaf: leaf * jnp.nan, params["source_embedding"])
     same, after, _ = make(new | {"source_embedding": nan}, state, example)
@@ -219,7 +218,7 @@ def test_the_average_follows_the_parameters():
             expected,
             jax.device_get(state.params),
         )
-    ema = state.optimizer_state.inner.ema
+    ema = optax.tree.get(state.optimizer_state, "ema")
     assert leaves_equal(state.eval_params, ema)
     for found, wanted in zip(*map(jax.tree.leaves, (ema, expected)), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
