@@ -19,6 +19,7 @@ from jax_transformer.model.checks import (
     check_floats,
     check_id_batch,
     check_ids,
+    check_rows,
     check_whole,
 )
 from jax_transformer.model.functional import segment_positions
@@ -173,6 +174,7 @@ def decode_batch(
     In a packed row, attention stays inside a segment: a target segment attends to the source
     segment of the same number. Positions start at 0 in each segment.
     """
+    check_rows("tgt", batch.tgt_in, batch.src.shape[0], "src")
     options = {"dropout_key": dropout_key, "execution": execution}
     if batch.src_segments is None:
         src_mask = source_mask(batch.src, config)
