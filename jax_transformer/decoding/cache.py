@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
-from jax_transformer.kernels.segments import dense
+from jax_transformer.kernels.segments import as_boolean_mask
 from jax_transformer.model.checks import (
     check_cache,
     check_execution,
@@ -91,7 +91,8 @@ def init_cache(
     check_slots(config, memory, src_mask, max_new_tokens)
     if config.has_position_table:
         check_length("max_new_tokens: the target", max_new_tokens, config.max_length)
-    memory, src_mask = jax.tree.map(jnp.asarray, (memory, dense(src_mask, 1, memory.shape[1])))
+    src_mask = as_boolean_mask(src_mask, 1, memory.shape[1])
+    memory, src_mask = jax.tree.map(jnp.asarray, (memory, src_mask))
     return new_cache(params, config, memory, max_new_tokens, src_mask, beam_size, execution)
 
 

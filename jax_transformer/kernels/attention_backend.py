@@ -12,7 +12,7 @@ Kind = TypeVar("Kind", bound=Execution)
 LONGEST_FLASH_HEAD = 128  # the longest that was compiled for v5e in float32 and bfloat16
 
 
-class Choice(NamedTuple):
+class AttentionChoice(NamedTuple):
     """An implementation of `functional.dot_product_attention`.
 
     Attributes:
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 def choose(
     backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
-) -> Choice:
+) -> AttentionChoice:
     """Return the implementation: fused kernels wherever their limits allow.
 
     The limits of cuDNN are those of `jax.nn.dot_product_attention`, which drops no weights, and of
@@ -41,36 +41,45 @@ def choose(
         compute_capability: Of an NVIDIA GPU, as in "9.0".
     """
     if backend == "tpu":
-        return _choose_on_tpu(dtype, head_dim, dropped)
+        reason = _why_not_flash(dtype, head_dim, dropped)
+    else:
+        reason = _why_not_cudnn(backend, compute_capability, dtype, head_dim, dropped)
+    if reason:
+        return AttentionChoice("plain", reason)
+    if backend != "tpu":
+        return AttentionChoice("cudnn")
+    shorter = "shorter, with a mask of the caller's or with relative positions: plain"
+    return AttentionChoice("flash", f"from length {SHORTEST_FLASH}; {shorter}")
+
+
+def _why_not_cudnn(
+    backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
+) -> str:
+    """Return which limit of cuDNN is exceeded, in a few words; empty if none is."""
     if backend != "gpu":
-        return Choice("plain", f"{backend}; fused kernels need a GPU or a TPU")
+        return f"{backend}; fused kernels need a GPU or a TPU"
     capability = re.fullmatch(r"(\d+)\.\d+", compute_capability)
     generation = int(capability[1]) if capability else 0
     if generation < 8:
-        return Choice("plain", f"a GPU {compute_capability}; cuDNN needs NVIDIA's, from 8.0")
+        return f"a GPU {compute_capability}; cuDNN needs NVIDIA's, from 8.0"
     if dtype not in ("bfloat16", "float16"):
-        return Choice("plain", f"{dtype}; cuDNN needs bfloat16")
+        return f"{dtype}; cuDNN needs bfloat16"
     most = 256 if generation == 9 else 128
     if head_dim % 8 or head_dim > most:
-        limits = f"a multiple of 8, at most {most}"
-        return Choice("plain", f"head_dim={head_dim}; cuDNN needs {limits}")
-    if dropped:
-        return Choice("plain", "attention weights are dropped; cuDNN through JAX drops none")
-    return Choice("cudnn")
+        return f"head_dim={head_dim}; cuDNN needs a multiple of 8, at most {most}"
+    return "attention weights are dropped; cuDNN through JAX drops none" if dropped else ""
 
 
-def _choose_on_tpu(dtype: str, head_dim: int, dropped: bool) -> Choice:
+def _why_not_flash(dtype: str, head_dim: int, dropped: bool) -> str:
+    """Return which limit of the kernels for TPU is exceeded; empty if none is."""
     if dtype not in ("bfloat16", "float32"):
-        return Choice("plain", f"{dtype}; flash needs bfloat16 or float32")
+        return f"{dtype}; flash needs bfloat16 or float32"
     if head_dim > LONGEST_FLASH_HEAD:
-        return Choice("plain", f"head_dim={head_dim}; flash needs at most {LONGEST_FLASH_HEAD}")
-    if dropped:
-        return Choice("plain", "attention weights are dropped; flash drops none")
-    shorter = "shorter, with a mask of the caller's or with relative positions: plain"
-    return Choice("flash", f"from length {SHORTEST_FLASH}; {shorter}")
+        return f"head_dim={head_dim}; flash needs at most {LONGEST_FLASH_HEAD}"
+    return "attention weights are dropped; flash drops none" if dropped else ""
 
 
-def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> Choice:
+def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> AttentionChoice:
     """Return `choose` for the backend and the compute capability of a device."""
     capability = getattr(device, "compute_capability", "")
     return choose(device.platform, capability, dtype, head_dim, dropped)

@@ -20,15 +20,15 @@ def dropout(
         mask: Where the random bits come from and what the backward pass keeps of them, as
             `Execution.dropout_mask`.
     """
-    kept_of_all = round((1 - rate) * 2**16)
-    if kept_of_all == 2**16:
+    keep_threshold = round((1 - rate) * 2**16)
+    if keep_threshold == 2**16:
         return x
-    if kept_of_all == 0:
+    if keep_threshold == 0:
         return jnp.zeros_like(x)
     if mask == "generated":
-        kept = draw_rows(_generated_bits, key, x.shape) < kept_of_all
+        kept = draw_rows(_generated_bits, key, x.shape) < keep_threshold
     else:
-        kept = _packed_and_unpacked(_halves(key, x.shape) < kept_of_all)
+        kept = _packed_and_unpacked(_halves(key, x.shape) < keep_threshold)
     # The factor is not rounded to half precision, where it would be off by up to 0.4 %.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.where(kept, wide * (1 / (1 - rate)), 0).astype(x.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Attention
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.runtime.sharding import map_rows_and_heads
 
 # Measured for a TPU v5e with heads of 64: longer blocks need fewer cycles, until they take more
@@ -141,7 +141,7 @@ def _splash_attention(
 def _segments(
     mask: SegmentMask | None, batch: int, num_queries: int, num_keys: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Return the segments of queries and keys of which equal ones attend, causality aside."""
+    """Return segment ids: a query attends to keys with its id, or to fewer in causal attention."""
     queries, keys = jnp.ones((batch, num_queries), int), jnp.ones((batch, num_keys), int)
     if mask is not None and mask.keys is not None:
         keys = jnp.broadcast_to(mask.keys, keys.shape).astype(jnp.int32)
@@ -171,14 +171,14 @@ def cudnn_attention(
     `functional.dot_product_attention`.
     """
     length, even_bias = query.shape[2], bias
-    visible = even_mask = dense(mask, length, key.shape[2])
+    visible = even_mask = as_boolean_mask(mask, length, key.shape[2])
     if visible is not None:
         attended = jnp.any(visible, axis=-2)[..., None]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     causal = isinstance(mask, SegmentMask) and mask.causal
     if causal:
         segments = dataclasses.replace(mask, causal=False)
-        even_mask = None if mask.keys is None else segments.dense(length, key.shape[2])
+        even_mask = None if mask.keys is None else as_boolean_mask(segments, length, key.shape[2])
     if even_mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
         even_mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
     if even_mask is not None:

@@ -1,6 +1,6 @@
 """Masks by segments: padding, packed rows and causal attention as two short arrays.
 
-A fused kernel can read these; `dense` makes the boolean array, True = attend, that says the same.
+A fused kernel can read these; `as_boolean_mask` makes the boolean array that says the same.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 @partial(jax.tree_util.register_dataclass, data_fields=("keys", "queries"), meta_fields=("causal",))
 @dataclasses.dataclass(frozen=True)
 class SegmentMask:
-    """Which query attends to which key, told by segments: a pytree whose `causal` is static.
+    """Which query attends to which key, shown by segments: a pytree whose `causal` is static.
 
     Attributes:
         keys: Segment of each key, from 1, or True; 0 or False is hidden [batch, keys]. None hides
@@ -28,28 +28,16 @@ class SegmentMask:
     queries: Int[Array, "batch queries"] | None = None
     causal: bool = False
 
-    def dense(self, queries: int, keys: int) -> Bool[Array, "#batch 1 #queries keys"]:
-        """Return the boolean mask that says the same."""
-        if self.keys is None:
-            visible = jnp.ones((1, 1, 1, keys), bool)
-        elif self.queries is None:
-            visible = self.keys.astype(bool)[:, None, None, :]
-        else:
-            visible = segment_mask(self.queries, self.keys)
-        if not self.causal:
-            return visible
-        return causal_mask(queries) if self.keys is None else visible & causal_mask(queries)
-
     def attended(self, keys: int) -> Bool[Array, "#batch keys"]:
         """Return which keys some query attends to, given the number of keys."""
         if self.queries is not None:
-            return jnp.any(self.dense(self.queries.shape[1], keys), axis=(1, 2))
+            return jnp.any(as_boolean_mask(self, self.queries.shape[1], keys), axis=(1, 2))
         # In causal attention a key is attended to from its own position.
         return jnp.ones((1, keys), bool) if self.keys is None else self.keys.astype(bool)
 
     def attending(self, queries: int, keys: int) -> Bool[Array, "#batch #queries"]:
-        """Return which queries attend to some key; arguments as `dense`."""
-        return jnp.any(self.dense(queries, keys), axis=(1, 3))
+        """Return which queries attend to some key; given the number of both."""
+        return jnp.any(as_boolean_mask(self, queries, keys), axis=(1, 3))
 
 
 def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
@@ -69,8 +57,21 @@ def segment_mask(
     return (same & (queries > 0)[:, :, None])[:, None]
 
 
-def dense(
+def as_boolean_mask(
     mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
 ) -> Bool[Array, "#batch #heads _ _"] | None:
-    """Return a mask as a boolean array; one that is none by segments stays as it is."""
-    return mask.dense(queries, keys) if isinstance(mask, SegmentMask) else mask
+    """Return a mask as a boolean array, True = attend. A boolean array is returned unchanged.
+
+    Args:
+        queries: Number of queries.
+        keys: Number of keys.
+    """
+    if not isinstance(mask, SegmentMask):
+        return mask
+    if mask.keys is None:
+        visible = jnp.ones((1, 1, 1, keys), bool)
+    elif mask.queries is None:
+        visible = mask.keys.astype(bool)[:, None, None, :]
+    else:
+        visible = segment_mask(mask.queries, mask.keys)
+    return visible & causal_mask(queries) if mask.causal else visible

@@ -41,7 +41,7 @@ from jax_transformer.kernels.execution import (
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.panels import Panels
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import functional, initialization, tree
 from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
@@ -247,7 +247,7 @@ class MultiHeadAttention(nn.Module):
         by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
         implementation = self.execution.attention_of(*lengths, by_segments)
         if implementation == "plain":
-            mask = dense(mask, *lengths)
+            mask = as_boolean_mask(mask, *lengths)
             heads = functional.dot_product_attention(
                 *projected, mask, self.dropout, position_bias, scaled, self.execution.exponentials
             )

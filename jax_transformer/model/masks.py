@@ -1,7 +1,7 @@
 """The default masks, by segments. A query that may attend to nothing gets an attention output of 0.
 
 A mask of a caller may also be a boolean array, True = attend, broadcastable to [batch, heads,
-queries, keys]; such masks combine with `&`, and `SegmentMask.dense` makes one.
+queries, keys]; such masks combine with `&`, and `kernels.segments.as_boolean_mask` makes one.
 """
 
 import jax.numpy as jnp

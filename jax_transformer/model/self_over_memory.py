@@ -25,7 +25,7 @@ from jax_transformer.kernels.cached_attention import (
     cached_values,
 )
 from jax_transformer.kernels.execution import CacheLayout
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import masks
 from jax_transformer.model.layers import DecoderLayer
 
@@ -138,7 +138,7 @@ def pad_source(
     Without a mask, `config.pad_id` is hidden.
     """
     src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
-    src_mask = jnp.asarray(dense(src_mask, 1, src.shape[1]))
+    src_mask = jnp.asarray(as_boolean_mask(src_mask, 1, src.shape[1]))
     added = jax.core.max_dim(target_length - src.shape[1], 0)  # of a symbolic length too
     if not needs_equal_lengths(config) or added == 0:
         return src, src_mask

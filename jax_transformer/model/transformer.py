@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.cached_attention import LayerCache
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
     Dropout,
@@ -321,7 +321,7 @@ class Transformer(nn.Module):
         self, mask: Bool[Array, "#B #H _ _"] | SegmentMask | None, queries: int, keys: int
     ) -> Bool[Array, "#B #H _ _"] | SegmentMask | None:
         """Return a mask as attention reads it: without fused kernels, one array for all layers."""
-        return dense(mask, queries, keys) if self.execution.attention == "plain" else mask
+        return as_boolean_mask(mask, queries, keys) if self.execution.attention == "plain" else mask
 
     def _norm_embeddings(
         self,

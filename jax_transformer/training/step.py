@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.attention_backend import Choice, choose_for, execution_on
+from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_execution
@@ -288,7 +288,7 @@ def sharded_init_state(
 
 def attention_choice(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
-) -> Choice:
+) -> AttentionChoice:
     """Return which implementation of attention `sharded_train_step` uses, and why."""
     dropped = config.attention_dropout_rate > 0
     return choose_for(mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped)

@@ -12,10 +12,10 @@ import pytest
 
 from jax_transformer import apply
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.attention_backend import Choice, choose, execution_on
+from jax_transformer.kernels.attention_backend import AttentionChoice, choose, execution_on
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.fused_attention import fused_attention
-from jax_transformer.kernels.segments import SegmentMask, dense
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import functional
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import check_errors, error, moved, widen
@@ -29,7 +29,7 @@ TPU = {"backend": "tpu", "compute_capability": ""}
 
 @pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"head_dim": 256}, {"head_dim": 8}])
 def test_cudnn_is_chosen_within_its_limits(change):
-    assert choose(**HOPPER | change) == Choice("cudnn")
+    assert choose(**HOPPER | change) == AttentionChoice("cudnn")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_cudnn_is_chosen_within_its_limits(change):
 )
 def test_beyond_them_attention_is_plain_and_says_why(change, reason):
     choice = choose(**HOPPER | change)
-    assert choice == Choice("plain", reason)
+    assert choice == AttentionChoice("plain", reason)
     assert str(choice) == f"attention: plain ({reason})"
 
 
@@ -159,7 +159,7 @@ def differentiable(mask, implementation, scaled):
         def mapped(query, key, value, bias):
             inputs = query, key, value
             if implementation == "plain":
-                visible = dense(mask, query.shape[2], key.shape[2])
+                visible = as_boolean_mask(mask, query.shape[2], key.shape[2])
                 return functional.dot_product_attention(*inputs, visible, None, bias, scaled)
             return fused_attention(implementation, *inputs, mask, bias, scaled)
 

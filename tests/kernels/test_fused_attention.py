@@ -12,7 +12,7 @@ from jax_transformer import apply
 from jax_transformer.errors import InputError
 from jax_transformer.kernels import execution, fused_attention
 from jax_transformer.kernels.execution import Execution
-from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import functional
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
 from jax_transformer.text.batches import Batch
@@ -75,7 +75,7 @@ KINDS = ("none", "causal", "padding", "causal and padding", "causal and holes", 
 def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
     lengths = (7, 5) if kind in ("padding", "packed to keys") else (7, 7)
     mask = mask_of(kind, *lengths)
-    boolean = np.broadcast_to(mask.dense(*lengths), (BATCH, 1, *lengths))[:, 0]
+    boolean = np.broadcast_to(as_boolean_mask(mask, *lengths), (BATCH, 1, *lengths))[:, 0]
     attended = np.broadcast_to(mask.attended(lengths[1]), (BATCH, lengths[1]))
     attending = np.broadcast_to(mask.attending(*lengths), (BATCH, lengths[0]))
     assert np.array_equal(attended, boolean.any(axis=1))

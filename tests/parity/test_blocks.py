@@ -10,7 +10,7 @@ import torch
 
 import torch_reference.functional
 import torch_reference.masks
-from jax_transformer.kernels.segments import causal_mask
+from jax_transformer.kernels.segments import as_boolean_mask, causal_mask
 from jax_transformer.model import functional, layers, masks
 from jax_transformer.model import transformer as model
 from jax_transformer.model.norms import norm
@@ -179,7 +179,8 @@ def test_masks(pair):
         assert np.array_equal(actual, torch_reference.masks.causal_mask(TARGET_LENGTH))
         return
     for name, ids in (("source_mask", pair.src), ("target_mask", pair.tgt)):
-        actual = getattr(masks, name)(ids, pair.config).dense(ids.shape[1], ids.shape[1])
+        mask = getattr(masks, name)(ids, pair.config)
+        actual = as_boolean_mask(mask, ids.shape[1], ids.shape[1])
         expected = getattr(torch_reference.masks, name)(torch.from_numpy(ids), pair.config)
         assert np.array_equal(actual, expected)
 
