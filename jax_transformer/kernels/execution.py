@@ -25,7 +25,7 @@ CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
 Exponentials = Literal["wide", "as_scores"]
 
-SHORTEST_FLASH = 512  # a shorter attention is faster by plain products on a TPU v5e
+SHORTEST_FLASH = 512  # the length of queries and keys from which "flash" runs its kernels
 
 # What suits each platform, as `jax.Device.platform` names it; the defaults suit a CPU.
 PLATFORM_FIELDS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ MOST_BYTES = 2**28  # of a parameter that is copied: the table of 65,536 tokens 
 
 @struct.dataclass
 class Panels:
-    """A kernel [inputs, outputs] of few rows, cut into panels of few columns.
+    """A kernel [inputs, outputs], cut into panels of few columns for products of few rows.
 
     Attributes:
         columns: The panels; zeros fill up the last one.
@@ -85,8 +85,9 @@ def arrange_for_steps(
 def hold_in_step(params: Params, tokens: Int32[Array, "B N"]) -> Params:
     """Return the parameters as values of one step of a loop: they depend on its tokens.
 
-    XLA would make a float32 copy of half-precision parameters before the loop. So only what a step
-    reads of them is converted, in the step. `Panels` are float32 already.
+    Else XLA would make a float32 copy of half-precision parameters before the loop; so only what a
+    step reads of them is converted, in the step. `Panels` are float32, and stay as they are: behind
+    a barrier, XLA would compute the rows again for each panel.
     """
 
     def is_panels(leaf: Any) -> bool:
@@ -99,9 +100,9 @@ def hold_in_step(params: Params, tokens: Int32[Array, "B N"]) -> Params:
 
 
 def _add_output_kernel(params: Params, config: TransformerConfig) -> Params:
-    """Return the parameters with a kernel of the output projection beside a table that it shares.
+    """Return the parameters with an own kernel of an output projection that shares a table.
 
-    XLA would read the table column by column. One that is too large for a copy stays alone.
+    XLA would read the table column by column. A table that is too large for a copy is read so.
     """
     if config.output_projection != "tied":
         return params
