@@ -96,7 +96,7 @@ def load_measured(load: Callable[[], System]) -> Callable[[str, float], list[int
 def gather_hypotheses(
     slots: list[Float[Array, "B N H L K"]], parents: Int[Array, "B N"]
 ) -> list[Float[Array, "B N H L K"]]:
-    """Return keys and values of which each hypothesis has a copy of its own, of other hypotheses.
+    """Return keys and values in which each hypothesis has its own copy.
 
     What `select_hypotheses` spares: the usual beam search moves the whole cache at each position.
     """

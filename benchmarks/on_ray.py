@@ -202,7 +202,7 @@ def serve(
     Args:
         model: Folder of a trained model.
         source: Text whose lines, up to 2,000 different ones, the clients ask for.
-        clients: Clients, each of which asks again when it has an answer.
+        clients: Clients; each asks again when it has an answer.
         seconds: How long they ask, each time.
         replicas: Processes that hold the model.
         port: Port of the server on loopback.

@@ -35,7 +35,7 @@ FLOAT32 = 4  # bytes
 
 
 def check_array(name: str, array: Any) -> None:
-    """Refuse what is no array of numpy or jax, and an array of the other byte order."""
+    """Raise InputError unless `array` is of numpy or jax, in this machine's byte order."""
     if not isinstance(array, np.ndarray | jax.Array):
         kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
         raise InputError(
@@ -50,7 +50,7 @@ def check_array(name: str, array: Any) -> None:
 
 
 def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
-    """Refuse what is no array of whole numbers; the message says what they mean."""
+    """Raise InputError unless `array` has an integer dtype; `meaning` is for the message."""
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise InputError(
@@ -60,7 +60,7 @@ def check_whole(name: str, array: Any, meaning: str = "ids") -> None:
 
 
 def check_floats(name: str, array: Any) -> None:
-    """Refuse what is no array of real floating-point numbers."""
+    """Raise InputError unless `array` has a real floating-point dtype."""
     check_array(name, array)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(
@@ -86,7 +86,7 @@ def check_not_empty(name: str, array: Any) -> None:
 
 
 def check_key(name: str, key: Any, rows: int = 0) -> None:
-    """Refuse what is no random key of jax, of the new or the old style, nor one for each row."""
+    """Raise InputError unless `key` is a random key of jax, or one for each row."""
     if isinstance(key, jax.Array | np.ndarray):
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape in ((), (rows,)):
             return
@@ -100,7 +100,7 @@ def check_key(name: str, key: Any, rows: int = 0) -> None:
 
 
 def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
-    """Refuse what is no whole number, or one that is too small or that no int32 holds."""
+    """Raise InputError unless `value` is a whole number from `least` that an int32 holds."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
     try:
@@ -177,7 +177,7 @@ def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
 
 
 def check_id_batch(name: str, ids: Any) -> None:
-    """Refuse what is no array of token ids [batch, length]."""
+    """Raise InputError unless `ids` is an array of token ids [batch, length]."""
     check_whole(name, ids)
     if ids.ndim != 2:
         remedy = f"; write {name}[None] for one sequence" if ids.ndim == 1 else ""
@@ -426,7 +426,7 @@ def check_position_table(length: int, d_model: int) -> None:
 
 
 def check_attention(config: TransformerConfig, length: int) -> None:
-    """Refuse a length of which this machine cannot hold the attention scores of one sequence."""
+    """Refuse a length if this machine cannot hold the attention scores of one sequence."""
     if jax.default_backend() == "cpu":
         scores, what = config.num_heads * length**2, f"the attention to max_length={length} tokens"
         host_memory.check_memory(FLOAT32 * scores, what, "set a lower length")

@@ -385,7 +385,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
         config: The shape of the model; `config.initialization` names the scheme and its source.
 
     Raises:
-        InputError: `key` is no random key, or this machine's memory cannot hold the parameters.
+        InputError: `key` is not a random key, or this machine's memory cannot hold the parameters.
     """
     checks.check_key("key", key)
     checks.check_config(config)
@@ -452,7 +452,7 @@ def decode(
         tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
             and `config.pad_id`.
         src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the whole
-            memory: the ids that would tell its padding are not at hand.
+            memory: decode does not see the source ids, so it cannot find their padding.
         tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
             `encode`.
 

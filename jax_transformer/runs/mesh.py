@@ -75,7 +75,7 @@ def _spread(
     local_rows: Integer[np.ndarray, "rows"],
     part: Int32[np.ndarray, "rows length"],
 ) -> jax.Array:
-    """Return the global array, of which this process holds its own rows."""
+    """Return the global array; this process holds its own rows."""
 
     def on_device(index: tuple[slice, slice]) -> Int32[np.ndarray, "device_rows length"]:
         return part[np.searchsorted(local_rows, np.arange(row_count)[index[0]])]

@@ -99,7 +99,7 @@ def map_rows_and_heads(
     by_rows_and_heads: Sequence[Shaped[Array, "rows heads *_"]],
     by_rows: Sequence[Shaped[Array, "rows *_"]],
 ) -> Shaped[Array, "rows heads *shape"]:
-    """Return a function's result, of which each device computes its own rows and heads.
+    """Return a function's result; each device computes its own rows and heads.
 
     XLA cannot split a kernel that is written by hand: without this, each device would gather all
     rows. Rows are split over data and fsdp, heads over tensor, where these divide them.
@@ -149,7 +149,7 @@ def draw_rows(
     key: PRNGKeyArray,
     shape: tuple[int, ...],
 ) -> Shaped[Array, "rows *shape"]:
-    """Return random numbers of a shape, of which each device draws those of its own rows.
+    """Return random numbers of a shape; each device draws those of its own rows.
 
     XLA does not split its RngBitGenerator: without this, each device would draw all rows. Each
     device folds its place among the rows into the key, where data and fsdp divide the rows.

@@ -149,8 +149,8 @@ def compile_for_topology(lowered: jax.stages.Lowered, name: str = "") -> jax.sta
     options = None
     if is_gpu(name):
         options = {
-            # XLA cannot time alternatives here: it takes cuBLAS's products, of which it has a table
-            # of times, and not Triton's, of which it would take a slow default.
+            # XLA cannot time alternatives here. It has a table of times for cuBLAS's products; for
+            # Triton's it would take a slow default.
             "xla_gpu_enable_triton_gemm": False,
             # XLA writes its estimates into the compiled text; for sm_80 it has none, and fails.
             "xla_gpu_collect_cost_model_stats": not name.startswith("A100"),
