@@ -211,9 +211,6 @@ def _train_step(
         execution: As `training_execution` returns it; None is that of a CPU.
         mesh: The mesh that the rows and the parameters are split over; None is one device.
 
-    Args:
-        execution: As `training_execution` returns it; None is that of a CPU.
-
     Raises:
         InputError: As `make_train_step`.
     """
