@@ -28,7 +28,7 @@ from jax_transformer.model.checks import (
     check_whole_number,
 )
 from jax_transformer.model.self_over_memory import needs_equal_lengths
-from jax_transformer.model.transformer import DecoderCache, Params, SourceMask, run_module
+from jax_transformer.model.transformer import DecoderCache, Params, SourceMask, bind
 
 Tokens = (
     Int[Array | np.ndarray, " B"]
@@ -119,8 +119,7 @@ def new_cache(
     """Return what `init_cache` does; of what it refuses, only a cache that is too large."""
     check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize)
     slots = max_new_tokens * beam_size
-    given = memory, src_mask, slots, execution.cache
-    layers = run_module(params, config, execution, *given, method="init_cache")
+    layers = bind(params, config, execution).init_cache(memory, src_mask, slots, execution.cache)
     return Cache(
         layers=layers,
         src_mask=src_mask,
@@ -191,17 +190,9 @@ def next_step(
     here = jnp.arange(length) == cache.position
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     visible = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
-    logits, layers = run_module(
-        params,
-        config,
-        execution.of_step,
-        tokens,
-        cache.layers,
-        cache.position,
-        visible.reshape(batch, 1, count, length * count),
-        cache.src_mask,
-        method="step",
-    )
+    visible = visible.reshape(batch, 1, count, length * count)
+    model = bind(params, config, execution.of_step)
+    logits, layers = model.step(tokens, cache.layers, cache.position, visible, cache.src_mask)
     return logits, Cache(layers, cache.src_mask, ancestors, cache.position + 1)
 
 

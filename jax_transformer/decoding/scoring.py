@@ -13,11 +13,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.generation import checked_source
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_inputs, check_not_empty, check_rows
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
-from jax_transformer.model.transformer import Params, SourceMask, apply, run_module
+from jax_transformer.model.transformer import Params, SourceMask, Transformer, apply
 
 
 def score(
@@ -114,10 +113,8 @@ def _weights(
 ) -> Float[Array, "B layers H T S"]:
     source_length = src.shape[1]
     src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
-    _, captured = run_module(
-        params,
-        config,
-        DEFAULT_EXECUTION,
+    _, captured = Transformer(config).apply(
+        {"params": params},
         src,
         tgt_input,
         src_mask,

@@ -22,7 +22,7 @@ from jax_transformer.decoding.rules import Rules
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps, hold_in_step
 from jax_transformer.model.self_over_memory import pad_source
-from jax_transformer.model.transformer import Params, SourceMask, run_module
+from jax_transformer.model.transformer import Params, SourceMask, bind
 
 SMALLEST_BATCH = 8  # smaller batches are not worth a compilation
 
@@ -54,7 +54,7 @@ def search(
         ids, mask = pad_source(config, src, src_mask, target_length)
         encoded = memory
         if memory is None:
-            encoded = run_module(tree, config, execution, ids, mask, method="encode")
+            encoded = bind(tree, config, execution).encode(ids, mask)
         given = encoded, target_length, mask, beam_size, execution
         caches.append(new_cache(tree, config, *given))
         models.append((arrange_for_steps(tree, config, execution, batch * beam_size), config))

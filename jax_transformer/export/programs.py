@@ -20,7 +20,7 @@ from jax_transformer.decoding.hypotheses import make_selection
 from jax_transformer.decoding.search import search
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
-from jax_transformer.model.transformer import Params, run_module
+from jax_transformer.model.transformer import Params, bind
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # of jax.export: of `Execution`
 Named = Mapping[str, Array]
@@ -100,7 +100,7 @@ def _ids(*shape: Any) -> jax.ShapeDtypeStruct:
 def _encode(
     execution: SearchExecution, config: TransformerConfig, params: Params, src: Int32[Array, "B S"]
 ) -> Float[Array, "B S D"]:
-    return run_module(params, config, execution, src, None, method="encode")
+    return bind(params, config, execution).encode(src)
 
 
 def _init_cache(

@@ -420,16 +420,9 @@ def encode(
     """
     checks.check_params(params, config, "encode")
     checks.check_source(config, src, src_mask, src_positions)
-    return run_module(
-        params,
-        config,
-        execution,
-        src,
-        src_mask,
-        src_positions=src_positions,
-        dropout_key=dropout_key,
-        method="encode",
-    )
+    src, src_mask, src_positions = as_jax((src, src_mask, src_positions))
+    model = bind(params, config, execution, dropout_key)
+    return model.encode(src, src_mask, src_positions=src_positions)
 
 
 def decode(
@@ -466,18 +459,9 @@ def decode(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
-    return run_module(
-        params,
-        config,
-        execution,
-        tgt,
-        memory,
-        tgt_mask,
-        src_mask,
-        tgt_positions=tgt_positions,
-        dropout_key=dropout_key,
-        method="decode",
-    )
+    arrays = as_jax((tgt, memory, tgt_mask, src_mask))
+    model = bind(params, config, execution, dropout_key)
+    return model.decode(*arrays, tgt_positions=as_jax(tgt_positions))
 
 
 def apply(
@@ -518,36 +502,26 @@ def apply(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_source(config, src, src_mask, src_positions, tgt)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
-    return run_module(
-        params,
-        config,
-        execution,
-        src,
-        tgt,
-        src_mask,
-        tgt_mask,
-        src_positions=src_positions,
-        tgt_positions=tgt_positions,
-        dropout_key=dropout_key,
-    )
+    arrays = as_jax((src, tgt, src_mask, tgt_mask))
+    positions = as_jax({"src_positions": src_positions, "tgt_positions": tgt_positions})
+    return bind(params, config, execution, dropout_key)(*arrays, **positions)
 
 
-def run_module(
+def bind(
     params: Params,
     config: TransformerConfig,
     execution: Execution,
-    *args: Any,
     dropout_key: PRNGKeyArray | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Return `Transformer(config, execution).apply` with these parameters."""
+) -> Transformer:
+    """Return the module with these parameters, whose methods can be called."""
     checks.check_execution(execution)
+    rngs = {}
     if dropout_key is not None:
         checks.check_key("dropout_key", dropout_key)
-        kwargs["rngs"] = {"dropout": dropout_key}
-    params, args, kwargs = jax.tree.map(_as_jax, (params, args, kwargs))
-    return Transformer(config, execution).apply({"params": params}, *args, **kwargs)
+        rngs = {"dropout": dropout_key}
+    return Transformer(config, execution).bind({"params": as_jax(params)}, rngs=rngs)
 
 
-def _as_jax(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+def as_jax(tree: Any) -> Any:
+    """Return a tree whose arrays of numpy are arrays of jax."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,15 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    hidden = decode_batch(of_body, batch, body, dropout_key, execution)
+    masks = batch_masks(batch, config)
+    options = {"dropout_key": dropout_key, "execution": execution}
+    memory = encode(
+        of_body, body, batch.src, masks.src_mask, src_positions=masks.src_positions, **options
+    )
+    attending = memory, masks.tgt_mask, masks.memory_mask
+    hidden = decode(
+        of_body, body, batch.tgt_in, *attending, tgt_positions=masks.tgt_positions, **options
+    )
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
@@ -162,38 +171,34 @@ def check_packs(config: TransformerConfig) -> None:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
 
 
-def decode_batch(
-    params: Params,
-    batch: Batch,
-    config: TransformerConfig,
-    dropout_key: PRNGKeyArray | None = None,
-    execution: Execution = DEFAULT_EXECUTION,
-) -> Float[Array, "batch length _"]:
-    """Return what `decode` returns for a batch; each pair of a packed row has what it has alone.
+class BatchMasks(NamedTuple):
+    """Masks and positions of a batch, as `encode` and `decode` take them."""
+
+    src_mask: SegmentMask | None
+    tgt_mask: SegmentMask | None
+    memory_mask: SegmentMask | None
+    src_positions: Int[Array, "rows length"] | None = None
+    tgt_positions: Int[Array, "rows length"] | None = None
+
+
+def batch_masks(batch: Batch, config: TransformerConfig) -> BatchMasks:
+    """Return the masks and positions with which each pair of a row has what it has alone.
 
     In a packed row, attention stays inside a segment: a target segment attends to the source
     segment of the same number. Positions start at 0 in each segment.
     """
     check_rows("tgt", batch.tgt_in, batch.src.shape[0], "src")
-    options = {"dropout_key": dropout_key, "execution": execution}
     if batch.src_segments is None:
         src_mask = source_mask(batch.src, config)
-        memory = encode(params, config, batch.src, src_mask, **options)
-        return decode(params, config, batch.tgt_in, memory, None, src_mask, **options)
+        return BatchMasks(src_mask, None, src_mask)
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
-    src_mask = SegmentMask(src_segments, src_segments)
-    src_positions = segment_positions(src_segments)
-    memory = encode(params, config, batch.src, src_mask, src_positions=src_positions, **options)
-    return decode(
-        params,
-        config,
-        batch.tgt_in,
-        memory,
+    return BatchMasks(
+        SegmentMask(src_segments, src_segments),
         SegmentMask(tgt_segments, tgt_segments, causal=True),
         SegmentMask(src_segments, tgt_segments),
-        tgt_positions=segment_positions(tgt_segments),
-        **options,
+        segment_positions(src_segments),
+        segment_positions(tgt_segments),
     )
 
 
