@@ -230,8 +230,7 @@ def _train_step(
         params, optimizer_state, loss = step(
             state.params, state.optimizer_state, batch, dropout_key
         )
-    finite = optimizer_state.nonfinite == state.optimizer_state.nonfinite
-    spike = optimizer_state.spikes > state.optimizer_state.spikes
+    finite, spike = optimizer_state.finite, optimizer_state.spike
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
     target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
     new_state = TrainState(params, optimizer_state, state.step + (finite & ~spike), state.key)

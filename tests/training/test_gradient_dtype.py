@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from jax_transformer.kernels import products
+from jax_transformer.kernels.execution import Execution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.step import make_train_step
 from tests.models import random_params, random_tokens, small_config

