@@ -17,7 +17,7 @@ from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
-from jax_transformer.translation import text_search
+from jax_transformer.translation import translate as text_search
 from jax_transformer.translation.translate import translate
 from tests.models import random_params, random_tokens, small_config, tiny_model
 from tests.tiers import tiered

@@ -18,10 +18,9 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation.long_text import check_split
 from jax_transformer.translation.model_folder import load
-from jax_transformer.translation.source_batches import BatchOptions
-from jax_transformer.translation.text_search import text_search
+from jax_transformer.translation.source_batches import LineOptions
 from jax_transformer.translation.text_stream import Files, open_input, translate_text
-from jax_transformer.translation.translate import LineOptions
+from jax_transformer.translation.translate import text_search
 
 SHORT = {"beam_size": ("beam",), "num_hypotheses": ("nbest",)}
 
@@ -77,7 +76,6 @@ class Arguments(ModelArguments):
     mesh: str | None = None
     files: Files = dataclasses.field(default_factory=Files)
     lines: LineOptions = dataclasses.field(default_factory=LineOptions)
-    batches: BatchOptions = dataclasses.field(default_factory=BatchOptions)
     search: Mapping[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"options": GenerationConfig, "short": SHORT}
     )
@@ -109,12 +107,12 @@ def translate(arguments: Arguments) -> None:
             target_lang=arguments.target_lang,
         )
         model = model.with_max_length(arguments.max_length, str(folder))
-        search = text_search([model], mesh, seed=arguments.seed, **arguments.search)
+        options = vars(arguments.lines) | arguments.search
+        search = text_search([model], mesh, seed=arguments.seed, **options)
         is_limited = ignored or "max_new_tokens" in arguments.search
         if not is_limited and is_huggingface(folder) and not names_length(folder):
             console.print(
                 f"{folder} limits no length, so a translation ends after {DEFAULT_NEW_TOKENS} "
                 "tokens, as in transformers; --max-new-tokens sets another limit"
             )
-        options = arguments.files, arguments.lines, arguments.batches
-        translate_text(search, text, *options, console)
+        translate_text(search, text, arguments.files, console)

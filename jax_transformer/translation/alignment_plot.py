@@ -16,7 +16,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import check_path, exists_already, staged_file
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.text_search import Translation
+from jax_transformer.translation.translate import Translation
 
 MAX_LINES = 6  # lines in one picture
 MAX_TOKENS = 60  # tokens of a line or of a translation in a picture

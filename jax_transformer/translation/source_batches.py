@@ -4,7 +4,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, no_type_check
+from typing import Literal, NamedTuple, no_type_check
 
 import numpy as np
 from jaxtyping import Integer
@@ -12,6 +12,7 @@ from jaxtyping import Integer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import check_fields
 from jax_transformer.decoding.generation_config import Count
+from jax_transformer.translation.long_text import check_split
 
 FIRST_WINDOW = 64  # lines
 GROWTH = 16  # factor from one window to the next
@@ -23,10 +24,16 @@ MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
-class BatchOptions:
-    """How a stream of lines is cut into windows, and a window into batches.
+class LineOptions:
+    """How a stream of lines becomes the sources of a search, in windows and batches.
 
     Attributes:
+        overlong: What happens to a line, or a sentence, of more tokens than the model takes,
+            special tokens included: "refuse" makes it a bad line, "cut" cuts it.
+        split_sentences: Code of the language of the lines, for example en: each sentence is
+            translated by itself, and what stands between the sentences stays (the extra
+            [sentences]). The score of a line is the sum of its sentences'. Without it, a line is
+            translated as it is.
         max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
             of more than one line on a device: a higher number needs more memory and fewer batches.
         window: Most lines that are read, sorted by length and translated together: a higher number
@@ -34,11 +41,14 @@ class BatchOptions:
             each one has 16 times as many as the one before, up to this number.
     """
 
+    overlong: Literal["refuse", "cut"] = "refuse"
+    split_sentences: str | None = None
     max_tokens: Count = 4096
     window: Count = LARGEST_WINDOW
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_split(self.split_sentences)
 
 
 class SourceBatch(NamedTuple):

@@ -22,15 +22,8 @@ from jax_transformer.text.text_files import LONGEST_LINE, count_lines, decode_li
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import model_digest
 from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
-from jax_transformer.translation.source_batches import (
-    FIRST_WINDOW,
-    BatchOptions,
-    Window,
-    windows,
-    with_pauses,
-)
-from jax_transformer.translation.text_search import TextSearch, Translation
-from jax_transformer.translation.translate import LineOptions, translate_windows
+from jax_transformer.translation.source_batches import FIRST_WINDOW, Window, windows, with_pauses
+from jax_transformer.translation.translate import TextSearch, Translation, translate_windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +101,7 @@ def _is_pipe(file: io.BufferedReader) -> bool:
         return False
 
 
-def translate_text(
-    search: TextSearch,
-    text: Text,
-    files: Files,
-    reading: LineOptions,
-    batching: BatchOptions,
-    console: Console,
-) -> None:
+def translate_text(search: TextSearch, text: Text, files: Files, console: Console) -> None:
     """Translate the lines of a text, and write the translations of each window at once.
 
     Raises:
@@ -131,14 +117,13 @@ def translate_text(
         lines = with_pauses(lines)
     is_counted = files.input is not None and files.input.is_file() and console.is_terminal
     total = count_lines(files.input) if is_counted else None  # a FIFO can be read once only
-    options = {"reading": reading, "batching": batching, "bad_lines": bad}
-    translate = partial(translate_windows, search, **options)
+    translate = partial(translate_windows, search, bad_lines=bad)
     with contextlib.ExitStack() as opened:
         if files.output is None:
             begun, write, commit = 0, sys.stdout.buffer.write, sys.stdout.buffer.flush
         else:
-            facts, replaced = _facts(search, files, reading, batching), files.overwrite
-            part = resumable_file(files.output, facts, resume=files.resume, overwrite=replaced)
+            how = {"resume": files.resume, "overwrite": files.overwrite}
+            part = resumable_file(files.output, _facts(search, files), **how)
             file = opened.enter_context(part)
             begun, write, commit, lines = file.lines, file.write, file.commit, file.rest(lines)
         if begun:
@@ -146,7 +131,7 @@ def translate_text(
         if text.is_typed:
             translated = _translated_when_entered(translate, lines)
         else:
-            parts = windows(lines, batching.window, begun)
+            parts = windows(lines, search.lines.window, begun)
             translated = translate(parts, total=total, console=console)
         for window in translated:
             for translation in chain.from_iterable(window):
@@ -164,13 +149,11 @@ def translate_text(
         alignment_plot.draw(files.alignments, drawn, files.overwrite)
 
 
-def _facts(
-    search: TextSearch, files: Files, reading: LineOptions, batching: BatchOptions
-) -> dict[str, Any]:
+def _facts(search: TextSearch, files: Files) -> dict[str, Any]:
     """Return what decides the translations, beside the lines."""
     facts = dataclasses.asdict(search.generation)
     facts["max_new_tokens"] = search.generation.max_new_tokens if search.is_limited else None
-    facts |= dataclasses.asdict(reading) | dataclasses.asdict(batching)
+    facts |= dataclasses.asdict(search.lines)
     facts |= {"seed": search.seed, "bad_lines": files.bad_lines, "scores": files.scores}
     facts |= {"mesh": dict(search.mesh.shape), "library": library_digest()}
     facts |= {"model": model_digest(search.models[0])}

@@ -1,60 +1,201 @@
-"""Translation of a stream of lines, window by window."""
+"""Translation of lines: what all batches of a call share, and a stream of lines by windows."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal, no_type_check
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Int32, Key
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.config.declared import check_fields
+from jax_transformer.decoding import GenerationConfig, generate
+from jax_transformer.decoding.generation import NonFiniteError
+from jax_transformer.decoding.sampling import check_sampling
 from jax_transformer.errors import InputError
-from jax_transformer.runtime.sharding import row_shards
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.execution import SearchExecution
+from jax_transformer.model.checks import check_execution, check_whole_number
+from jax_transformer.model.tree import parameter_shardings
+from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.text.encoding import encode_lines
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.long_text import check_split, split_sentences
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import BatchOptions, Window, source_batches
-from jax_transformer.translation.text_search import Place, TextSearch, Translation, text_search
+from jax_transformer.translation.source_batches import (
+    LineOptions,
+    SourceBatch,
+    Window,
+    source_batches,
+    usual_target_length,
+)
+
+# Lines of a window times parameters from which sources leave their batch when they have ended: the
+# steps that this saves take longer than to load the larger programs.
+MUCH_WORK = 2e10
 
 
-@no_type_check  # its own checks give the messages; the type checks of the tests would come first
-@dataclasses.dataclass(frozen=True)
-class LineOptions:
-    """How lines become the sources of a search.
+class Translation(NamedTuple):
+    """One translation of a line.
 
-    Attributes:
-        overlong: What happens to a line, or a sentence, of more tokens than the model takes,
-            special tokens included: "refuse" makes it a bad line, "cut" cuts it.
-        split_sentences: Code of the language of the lines, for example en: each sentence is
-            translated by itself, and what stands between the sentences stays (the extra
-            [sentences]). The score of a line is the sum of its sentences'. Without it, a line is
-            translated as it is.
+    The score is the log-probability of the tokens divided by the length penalty: 0 for a blank
+    line, -inf if a line has fewer possible translations than `num_hypotheses`. A line that was
+    split into sentences has the sum of their scores, and the tokens of one after the other.
     """
 
-    overlong: Literal["refuse", "cut"] = "refuse"
-    split_sentences: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_split(self.split_sentences)
+    text: str  # "" for a blank line
+    score: float
+    tokens: Int32[np.ndarray, " length"]  # EOS included
 
 
-def split_options(
-    options: Mapping[str, Any],
-) -> tuple[LineOptions, BatchOptions, dict[str, Any]]:
-    """Return options by name as those of lines, those of batches, and the rest."""
-    rest = dict(options)
-    parts = []
-    for part in (LineOptions, BatchOptions):
-        names = [each.name for each in dataclasses.fields(part) if each.name in rest]
-        parts.append(part(**{name: rest.pop(name) for name in names}))
-    return *parts, rest
+class Place(NamedTuple):
+    """Where a source stands."""
+
+    line: int  # from 1
+    sentence: int = 0  # of the line, from 1; 0 is the whole line
+
+    def __str__(self) -> str:
+        line = f"line {self.line}"
+        return f"sentence {self.sentence} of {line}" if self.sentence else line
+
+
+def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
+    """Return a model whose parameters lie on the devices of a mesh."""
+    places = parameter_shardings(mesh, model.params, model.config)
+    return model._replace(params=jax.device_put(model.params, places))
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSearch:
+    """What all batches of a call share; `text_search` makes it.
+
+    Attributes:
+        models: On the devices of the mesh. Several models choose each token together; the first one
+            has the tokenizer.
+        generation: The options of the search, made once.
+        lines: How lines become sources, and sources batches.
+        is_limited: Whether the call or the model names `max_new_tokens`. If not, a translation has
+            at most ten tokens more than twice those of its line.
+        seed: Switches sampling on: what is drawn depends on it and on the number of the line.
+        mesh: The devices; lines are distributed over the axes data and fsdp.
+        execution: How the models are executed; None is what suits the device and the work.
+    """
+
+    models: tuple[TrainedModel, ...]
+    generation: GenerationConfig
+    lines: LineOptions
+    is_limited: bool
+    seed: int | None
+    mesh: Mesh
+    execution: SearchExecution | None
+
+    def execution_for(self, num_sources: int) -> SearchExecution:
+        """Return how a window of so many sources is translated."""
+        if self.execution is not None:
+            return self.execution
+        leaves = [leaf for model in self.models for leaf in jax.tree.leaves(model.params)]
+        device, config = self.mesh.devices.flat[0], self.models[0].config
+        is_much = num_sources * sum(leaf.size for leaf in leaves) >= MUCH_WORK
+        may_leave = is_much and device.platform == "cpu" and row_shards(self.mesh) == 1
+        suited = device, leaves[0].dtype.name, config.head_dim
+        return execution_on(*suited, kind=SearchExecution, smaller_batches=may_leave)
+
+    def target_length(self, source_length: int, is_last: bool) -> int:
+        """Return the most tokens of the translations in a batch of sources of a length.
+
+        The last attempt has the limit of the options. The first one has a limit that few
+        translations reach, with a smaller and faster cache, where a search that ends below it finds
+        the same.
+        """
+        generation = self.generation
+        usual = min(usual_target_length(source_length), self.models[0].config.max_length)
+        if not self.is_limited:
+            return usual
+        # "never" is a bound that depends on the limit.
+        depends = generation.beam_size > 1 and generation.early_stopping == "never"
+        if is_last or depends or (generation.min_new_tokens or 0) >= usual:
+            return generation.max_new_tokens
+        return min(generation.max_new_tokens, usual)
+
+    def translations(
+        self, batch: SourceBatch, places: Sequence[Place], execution: SearchExecution
+    ) -> list[list[Translation] | None]:
+        """Return the translations of each member; None if the batch's limit is too low for it."""
+        config, _, tokenizer, _ = self.models[0]
+        options: dict[str, Any] = {"max_new_tokens": batch.target_length}
+        if not self.is_limited:
+            # The limit follows from the line's own length, so that the other lines do not matter.
+            lengths = np.count_nonzero(batch.src != config.pad_id, axis=1)
+            options["length_limits"] = np.minimum(usual_target_length(lengths), config.max_length)
+        is_attempt = self.is_limited and batch.target_length < self.generation.max_new_tokens
+        if is_attempt:  # a target that has not ended is then among those that are returned
+            options["num_hypotheses"] = self.generation.beam_size
+        if self.seed is not None:
+            options["key"] = _keys(self.seed, places, len(batch.src))
+        configs, params, *_ = zip(*self.models, strict=True)
+        options["execution"] = execution
+        try:
+            with jax.set_mesh(self.mesh):
+                hypotheses = generate(params, configs, batch.src, self.generation, **options)
+        except NonFiniteError as error:
+            raise NonFiniteError(str(places[error.row]), error.row, error.step) from error
+        rows = zip(batch.members, *jax.device_get(hypotheses), strict=False)
+        return [
+            None
+            if is_attempt and lengths.max() == batch.target_length
+            else [
+                Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
+                for ids, score, length in zip(tokens, scores, lengths, strict=True)
+            ][: self.generation.num_hypotheses]
+            for _, tokens, scores, lengths in rows
+        ]
+
+
+def text_search(
+    models: Sequence[TrainedModel],
+    mesh: Mesh | None = None,
+    execution: SearchExecution | None = None,
+    *,
+    seed: int | None = None,
+    **options: Any,
+) -> TextSearch:
+    """Return the search of a call.
+
+    Args:
+        models: One, or an ensemble of models with the same tokenizer.
+        mesh: From `make_mesh`; None is one device.
+        **options: Fields of `LineOptions` and of `GenerationConfig`; one of the latter that is None
+            has the first model's default.
+
+    Raises:
+        TypeError: An option is unknown.
+        InputError: An option is out of range, or does not fit the model or another option.
+    """
+    names = [each.name for each in dataclasses.fields(LineOptions) if each.name in options]
+    lines = LineOptions(**{name: options.pop(name) for name in names})
+    named = {name: value for name, value in options.items() if value is not None}
+    generation = models[0].generation_config(**named)
+    generation.check_model(models[0].config)
+    check_sampling(generation, seed is not None)
+    check_whole_number("seed", seed or 0, least=0)
+    if execution is not None:
+        check_execution(execution, SearchExecution)
+    is_limited = "max_new_tokens" in {**models[0].generation, **named}
+    mesh = mesh or make_mesh()
+    placed = tuple(place(each, mesh) for each in models)
+    return TextSearch(placed, generation, lines, is_limited, seed, mesh, execution)
+
+
+def _keys(seed: int, places: Sequence[Place], rows: int) -> Key[Array, " rows"]:
+    """Return the key of each place, and any for the rows that are left."""
+    key, numbers = jax.random.key(seed), np.resize(np.array(places, np.uint32), (rows, 2))
+    fold_in = jax.random.fold_in
+    return jax.vmap(lambda place: fold_in(fold_in(key, place[0]), place[1]))(numbers)
 
 
 def translate(
@@ -70,19 +211,16 @@ def translate(
     Args:
         mesh: As for `text_search`.
         console: As for `translate_windows`.
-        **options: Fields of `LineOptions`, `BatchOptions` and `GenerationConfig`, and `seed`.
+        **options: As for `text_search`.
     """
-    reading, batching, named = split_options(options)
-    search, lines = text_search([model], mesh, **named), list(lines)
-    window, shown = Window(0, lines, True), {"total": len(lines), "console": console}
-    return chain.from_iterable(translate_windows(search, [window], reading, batching, **shown))
+    search, lines = text_search([model], mesh, **options), list(lines)
+    shown = {"total": len(lines), "console": console}
+    return chain.from_iterable(translate_windows(search, [Window(0, lines, True)], **shown))
 
 
 def translate_windows(
     search: TextSearch,
     windows: Iterable[Window],
-    reading: LineOptions,
-    batching: BatchOptions,
     *,
     prefix: str = "",
     bad_lines: list[int] | None = None,
@@ -108,22 +246,22 @@ def translate_windows(
             source of this model, before its window is translated; or the logits of a line are NaN
             or infinite. The message names the line.
     """
-    check_split(reading.split_sentences, search.generation.num_hypotheses)
+    language, generation = search.lines.split_sentences, search.generation
+    check_split(language, generation.num_hypotheses)
     console = console or Console(quiet=True)
-    config, shards, generation = search.models[0].config, row_shards(search.mesh), search.generation
+    config, shards = search.models[0].config, row_shards(search.mesh)
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses
-    number, cut, kind = 0, [], "lines" if reading.split_sentences is None else "sentences"
-    most_tokens = batching.max_tokens * shards // generation.beam_size
+    number, cut, kind = 0, [], "lines" if language is None else "sentences"
+    most_tokens = search.lines.max_tokens * shards // generation.beam_size
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
     shown = {"console": console, "transient": True, "disable": not console.is_terminal}
     with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
         task = progress.add_task("translating", total=total)
         for window in windows:
-            texts, places = _split(window, reading.split_sentences)
+            texts, places = _split(window, language)
             lines = [source for parts in texts for source in parts[1::2]]
             lines = ["" if is_blank(line) else prefix + line for line in lines]
-            sources = _encode(search.models[0], lines, places, reading, bad_lines)
-            cut += [places[index] for index in _cut(search.models[0], lines, sources)]
+            sources = _encode(search, lines, places, bad_lines, cut)
             execution, translations = search.execution_for(len(sources)), [blank] * len(sources)
             sizes = most_tokens, shards, window.may_be_the_last
             for is_last in (False, True):
@@ -136,7 +274,7 @@ def translate_windows(
                             translations[index], sources[index] = hypotheses, []
                     share = sources.count([]) / len(sources)
                     progress.update(task, completed=window.start + int(share * len(window.lines)))
-            yield translations if kind == "lines" else [*_joined(texts, translations)]
+            yield translations if language is None else [*_joined(texts, translations)]
             number += len(sources)
     if cut:
         console.print(
@@ -166,41 +304,33 @@ def _joined(
 
 
 def _encode(
-    model: TrainedModel,
+    search: TextSearch,
     lines: Sequence[str],
     places: Sequence[Place],
-    reading: LineOptions,
     bad_lines: list[int] | None,
+    cut: list[Place],
 ) -> list[list[int]]:
-    """Return the ids of each source, overlong ones too; none for a blank or bad one."""
-    config, tokenizer = model.config, model.tokenizer
+    """Return the ids of each source, none for a blank or bad one; `cut` takes the cut ones."""
+    (config, _, tokenizer, _), sources = search.models[0], []
     *encoded, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
-    blank, sources = tokenizer.without_padding(blank), []
-    for source, place in zip(encoded, places, strict=True):
+    blank, most = tokenizer.without_padding(blank), config.max_length
+    for line, source, where in zip(lines, encoded, places, strict=True):
         ids, fault = [], ""
         if isinstance(source, LineError):
             fault = source.fault
-        else:
-            ids = tokenizer.without_padding(source)
-            if len(ids) > config.max_length and reading.overlong != "cut":
+        elif len(ids := tokenizer.without_padding(source)) > most:
+            if search.lines.overlong == "cut":
+                ids = tokenizer.without_padding(*tokenizer.encode_source([line], most))
+                cut.append(where)
+            else:
                 longer = "" if config.positions == "learned" else "raise max_length, "
                 fault = (
                     f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
-                    f"{config.max_length}; {longer}split the line or set overlong to 'cut'"
+                    f"{most}; {longer}split the line or set overlong to 'cut'"
                 )
         if fault and bad_lines is None:
-            raise InputError(f"{place} {fault}")
+            raise InputError(f"{where} {fault}")
         if fault:
-            bad_lines.append(place.line)
+            bad_lines.append(where.line)
         sources.append([] if fault or ids == blank else ids)
     return sources
-
-
-def _cut(model: TrainedModel, lines: Sequence[str], sources: list[list[int]]) -> list[int]:
-    """Cut the sources that are too long for the model, and return their indices."""
-    most, tokenizer = model.config.max_length, model.tokenizer
-    too_long = [index for index, ids in enumerate(sources) if len(ids) > most]
-    cut = tokenizer.encode_source([lines[index] for index in too_long], most)
-    for index, ids in zip(too_long, cut, strict=True):
-        sources[index] = tokenizer.without_padding(ids)
-    return too_long

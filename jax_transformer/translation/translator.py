@@ -19,9 +19,14 @@ from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.long_text import check_split
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import LARGEST_WINDOW, BatchOptions, windows
-from jax_transformer.translation.text_search import TextSearch, Translation, place, text_search
-from jax_transformer.translation.translate import LineOptions, split_options, translate_windows
+from jax_transformer.translation.source_batches import LARGEST_WINDOW, windows
+from jax_transformer.translation.translate import (
+    TextSearch,
+    Translation,
+    place,
+    text_search,
+    translate_windows,
+)
 
 
 class TranslationResult(NamedTuple):
@@ -173,13 +178,12 @@ class Translator:
             for each in (self.model, *self.ensemble)
         ]
         options |= {"window": window, "split_sentences": split_sentences}
-        reading, batching, named = split_options(options)
-        search = text_search(models, self.mesh, self.execution, **named)
+        search = text_search(models, self.mesh, self.execution, **options)
         check_split(split_sentences, search.generation.num_hypotheses, alignments)
         if not isinstance(text, str | Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
         texts = [text] if isinstance(text, str) else text
-        results = _results(search, texts, prefix, reading, batching, alignments)
+        results = _results(search, texts, prefix, alignments)
         return next(results) if isinstance(text, str) else results
 
 
@@ -210,15 +214,10 @@ def _check_ensemble(models: Sequence[TrainedModel], name: str) -> None:
 
 
 def _results(
-    search: TextSearch,
-    texts: Iterable[str],
-    prefix: str,
-    reading: LineOptions,
-    batching: BatchOptions,
-    with_alignments: bool,
+    search: TextSearch, texts: Iterable[str], prefix: str, with_alignments: bool
 ) -> Iterator[TranslationResult]:
-    for window in windows(_checked(texts), batching.window):
-        (found,) = translate_windows(search, [window], reading, batching, prefix=prefix)
+    for window in windows(_checked(texts), search.lines.window):
+        (found,) = translate_windows(search, [window], prefix=prefix)
         aligned: Sequence[Alignment | None] = [None] * len(found)
         if with_alignments:
             lines = [line if is_blank(line) else prefix + line for line in window.lines]

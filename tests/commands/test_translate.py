@@ -17,11 +17,12 @@ from jax_transformer.commands.command_line import declared_fields
 from jax_transformer.commands.translate import Arguments
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.translation import alignment_plot, text_search, text_stream
+from jax_transformer.translation import alignment_plot, text_stream
+from jax_transformer.translation import translate as text_search
 from jax_transformer.translation.model_folder import save
-from jax_transformer.translation.source_batches import BatchOptions
+from jax_transformer.translation.source_batches import LineOptions
 from jax_transformer.translation.text_stream import Files
-from jax_transformer.translation.translate import LineOptions, translate
+from jax_transformer.translation.translate import translate
 from tests.models import random_params, tiny_model
 from tests.tiers import tiered_rows
 
@@ -274,9 +275,9 @@ def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
     code, shown, err = run(b"", "--help")
     assert (code, err) == (0, "")
     headings = [line for line in shown.split("\n") if line.endswith(":") and line[0] != " "]
-    assert headings[-4:] == ["files:", "lines:", "batches:", "search:"]
-    declared = map(declared_fields, (Arguments, Files, LineOptions, BatchOptions))
-    named = tried.union(*declared) - {"model", "files", "lines", "batches", "search"}
+    assert headings[-3:] == ["files:", "lines:", "search:"]
+    declared = map(declared_fields, (Arguments, Files, LineOptions))
+    named = tried.union(*declared) - {"model", "files", "lines", "search"}
     for name in named:
         assert shown.count(f"--{name.replace('_', '-')}") >= 1, name
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.tokenizers import LineError, Tokenizer
-from jax_transformer.translation import text_search
+from jax_transformer.translation import translate as text_search
 from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
 from jax_transformer.translation.translate import translate as translate_list
 from tests.models import random_params, tiny_model, unchecked
