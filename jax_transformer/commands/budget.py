@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import declarations
 from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_whole_number
@@ -21,7 +22,7 @@ from jax_transformer.runtime.topologies import (
     topology_devices,
 )
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.config import Batching, ComputeDtype, Remat, TrainingConfig
+from jax_transformer.training.config import Batching, ComputeDtype, Remat
 
 TPU_COLUMNS = 128  # of a matrix unit
 
@@ -110,17 +111,14 @@ def budget(arguments: Arguments) -> None:
     console.print(_memory_table(cost, workload))
     console.print(_time_table(cost, workload, steps, arguments.utilisation))
     if topology is not None:
-        training_config = estimate.training_config_of(
-            workload, remat=arguments.remat, batching=arguments.batching
-        )
         with Console(stderr=True).status(f"compiling for {topology}; it takes minutes"):
-            compiled = _compiled(config, training_config, workload, topology)
+            compiled = _compiled(config, workload, arguments)
         console.print(compiled)
 
 
 def _model(arguments: Arguments) -> TransformerConfig:
-    names = ("d_model", "num_heads", "d_ff", "num_encoder_layers", "num_decoder_layers", "dropout")
-    sizes = {name: getattr(arguments, name) for name in names}
+    declared = vars(arguments).items()
+    sizes = {name: value for name, value in declared if name in declarations(TransformerConfig)}
     sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), arguments.vocab_size)
     sizes = {name: value for name, value in sizes.items() if value is not None}
     if arguments.model is None:
@@ -172,13 +170,12 @@ def _time_table(
     return table
 
 
-def _compiled(
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    workload: estimate.Workload,
-    topology: str,
-) -> str:
+def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments: Arguments) -> str:
     """Compile the step and return in one line what XLA says of it."""
+    topology, batching = arguments.compile, arguments.batching
+    training_config = estimate.training_config_of(
+        workload, remat=arguments.remat, batching=batching
+    )
     try:
         compiled = estimate.compile_step(config, training_config, workload, topology)
     except OutOfMemory as error:

@@ -41,7 +41,10 @@ class Parser(argparse.ArgumentParser):
 
     def add(self, name: str, declared: Any, help_text: str, default: Any, *short: str) -> None:
         """Add a positional argument, or the flag of a value, under the last heading."""
-        words: dict[str, Any] = {"help": f"{help_text}{_shown(default)}".replace("%", "%%")}
+        # Without a default, the help says what happens.
+        has_none = any(default is absent for absent in (REQUIRED, None, False)) or default == ()
+        shown = "" if has_none else f" (default: {'yes' if default is True else default})"
+        words: dict[str, Any] = {"help": f"{help_text}{shown}".replace("%", "%%")}
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
             self.add_argument(name, metavar=name.upper(), **words)
@@ -60,7 +63,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the values that are named, as text."""
-        flags = [_hyphens(argument) for argument in argv]
+        # A flag has hyphens for underscores; a value stays as it is.
+        flags = [re.sub("^--[^=]*", lambda f: f[0].replace("_", "-"), word) for word in argv]
         values, unknown = self.parse_known_args(flags)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -146,22 +150,7 @@ def described(documented: type) -> tuple[str, dict[str, str]]:
     return text, helps
 
 
-def _shown(default: Any) -> str:
-    """Return a default for the help; without one, the help says what happens."""
-    if any(default is absent for absent in (REQUIRED, None, False)) or default == ():
-        return ""
-    return f" (default: {'yes' if default is True else default})"
-
-
 def _list_depth(declared: Any) -> int:
     """Return how many lists a declared type nests: 0 for a number, 2 for a list of lists."""
     inner = max(map(_list_depth, get_args(declared)), default=0)
     return inner + (get_origin(declared) is tuple)
-
-
-def _hyphens(argument: str) -> str:
-    """Return a flag with hyphens for underscores; a value stays as it is."""
-    if not argument.startswith("--"):
-        return argument
-    name, sign, value = argument.partition("=")
-    return f"{name.replace('_', '-')}{sign}{value}"

@@ -6,8 +6,6 @@ import itertools
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -63,72 +61,8 @@ def train(*argv: str) -> None:
     """
     console = Console(markup=False, highlight=False, soft_wrap=True)
     keep_compilations()
-    with _errors_end_all_processes(console):
-        named = named_settings(argv)
-        arguments = named.arguments()
-        if arguments.keep_freed_memory:
-            keep_freed_memory()
-        processes = arguments.coordinator, arguments.num_processes, arguments.process_id
-        distributed.initialize(*processes, lost_after=arguments.lost_after)
-        started, is_main = time.monotonic(), distributed.is_main()
-        console.quiet = not is_main
-        arguments, initial, resumed = _checked_arguments(named, console)
-        mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
-        settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
-        distributed.check_agreement(must_agree(settings, initial, mesh))
-        if unnamed := arguments.output is None:
-            created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
-            arguments = dataclasses.replace(arguments, output=Path(created.decode()))
-        show_settings(arguments, settings, mesh, console)
-        output, number_words = arguments.output, arguments.source is None
-        evaluation = Evaluation(
-            settings,
-            corpora.validation_text,
-            arguments.bleu_tokenization,
-            number_words,
-            console,
-            mesh,
-        )
-        check = partial(_check_not_taken, arguments, resumed)
-        exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
-        with stop_requests(console.print) as stop, exclusive:
-            if is_main:
-                if not resumed:
-                    loop.discard_run(output)  # the checkpoints of one that is overwritten
-                replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-            # The number words are translated at the end only, unless BLEU selects.
-            translating = not number_words or arguments.training.select_by == "bleu"
-            run = loop.Run(
-                output,
-                settings,
-                resumed,
-                stop,
-                evaluation.measure if translating else None,
-                arguments.tensorboard,
-                mesh,
-                arguments.lost_after,
-                initial.params,
-            )
-            best = loop.train(run, corpora.training, corpora.validation, console)
-        if stop.signal is not None:  # it came after the last step, too late for the loop
-            message = f"the run in {output} is saved, and its model is not written"
-            raise Stopped(
-                f"stopped by {stop.signal.name}: {message}; resume writes it", stop.signal
-            )
-        if is_main:
-            evaluation.finish(output, best)
-            console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-            translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
-            console.print(f"to translate: {translate}")
-            if not number_words:
-                score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-                console.print(f"to score: {translate} | {score}")
-
-
-@contextlib.contextmanager
-def _errors_end_all_processes(console: Console) -> Iterator[None]:
     try:
-        yield
+        _train(named_settings(argv), console)
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
@@ -136,39 +70,87 @@ def _errors_end_all_processes(console: Console) -> Iterator[None]:
         distributed.fail(error)
 
 
+def _train(named: NamedSettings, console: Console) -> None:
+    arguments = named.arguments()
+    if arguments.keep_freed_memory:
+        keep_freed_memory()
+    processes = arguments.coordinator, arguments.num_processes, arguments.process_id
+    distributed.initialize(*processes, lost_after=arguments.lost_after)
+    started, is_main = time.monotonic(), distributed.is_main()
+    console.quiet = not is_main
+    arguments, initial, resumed = _checked_arguments(named, console)
+    mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
+    settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
+    distributed.check_agreement(must_agree(settings, initial, mesh))
+    if unnamed := arguments.output is None:
+        created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
+        arguments = dataclasses.replace(arguments, output=Path(created.decode()))
+    show_settings(arguments, settings, mesh, console)
+    output, number_words = arguments.output, arguments.source is None
+    judged = corpora.validation_text, arguments.bleu_tokenization, number_words
+    evaluation = Evaluation(settings, *judged, console, mesh)
+    check = partial(_check_not_taken, arguments, resumed)
+    exclusive = exclusive_folder(output, check, unnamed) if is_main else contextlib.nullcontext()
+    with stop_requests(console.print) as stop, exclusive:
+        if is_main:
+            if not resumed:
+                loop.discard_run(output)  # the checkpoints of one that is overwritten
+            replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
+        # The number words are translated at the end only, unless BLEU selects.
+        translating = not number_words or arguments.training.select_by == "bleu"
+        run = loop.Run(
+            output,
+            settings,
+            resumed,
+            stop,
+            evaluation.measure if translating else None,
+            arguments.tensorboard,
+            mesh,
+            arguments.lost_after,
+            initial.params,
+        )
+        best = loop.train(run, corpora.training, corpora.validation, console)
+    if stop.signal is not None:  # it came after the last step, too late for the loop
+        message = f"the run in {output} is saved, and its model is not written"
+        raise Stopped(f"stopped by {stop.signal.name}: {message}; resume writes it", stop.signal)
+    if is_main:
+        evaluation.finish(output, best)
+        console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+        translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
+        console.print(f"to translate: {translate}")
+        if not number_words:
+            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+            console.print(f"to score: {translate} | {score}")
+
+
 def _checked_arguments(
     named: NamedSettings, console: Console
 ) -> tuple[Arguments, InitialModel, CheckpointFolder | None]:
-    """Return the arguments, what the run starts from, and the checkpoint if it is resumed."""
+    """Return the arguments, what the run starts from, and the checkpoint if it is resumed.
+
+    A run that is resumed keeps its arguments, except those that are named and may change.
+    """
     arguments, resumed = named.arguments(), None
-    if arguments.resume:
-        arguments, resumed = resumed_arguments(named, arguments, console)
-        config, _, tokenizer, *_, generation, origin = resumed.settings
-        initial = InitialModel(tokenizer, config, generation=generation, origin=origin)
-    else:
+    if not arguments.resume:
         if distributed.is_main() and arguments.output:
             check_output(arguments.output, arguments.overwrite)
         arguments, initial = new_arguments(named)
+    elif arguments.output is None or arguments.overwrite:
+        raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
+    else:
+        resumed = restore(arguments.output / CHECKPOINTS, console)
+        settings, step = resumed.settings, resumed.progress.step
+        saved = arguments_of_run(settings)
+        arguments = named.replaced_in(saved)
+        check_resumed(saved, arguments)
+        config = model_config(arguments.model, settings.config)
+        changed = settings._replace(config=config, training_config=arguments.training)
+        check_same(settings, changed, step)  # before the text is read
+        console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
+        kept = {"generation": settings.generation, "origin": settings.origin}
+        initial = InitialModel(settings.tokenizer, settings.config, **kept)
     check_values(arguments, initial)
     return arguments, initial, resumed
-
-
-def resumed_arguments(
-    named: NamedSettings, arguments: Arguments, console: Console
-) -> tuple[Arguments, CheckpointFolder]:
-    """Return the run in --output and its arguments, except those that are named and may change."""
-    if arguments.output is None or arguments.overwrite:
-        raise InputError("resume=True needs --output, the run's directory, and no --overwrite")
-    resumed = restore(arguments.output / CHECKPOINTS, console)
-    saved = arguments_of_run(resumed.settings)
-    arguments = named.replaced_in(saved)
-    check_resumed(saved, arguments)
-    step, settings = resumed.progress.step, resumed.settings
-    config = model_config(arguments.model, settings.config)
-    changed = settings._replace(config=config, training_config=arguments.training)
-    check_same(settings, changed, step)  # before the text is read
-    console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
-    return arguments, resumed
 
 
 def _check_not_taken(arguments: Arguments, resumed: CheckpointFolder | None) -> None:
@@ -267,7 +249,7 @@ def first_free_run() -> Path:
     """Create and return the first of runs/0, runs/1, ... that does not exist."""
     numbers = itertools.count()
     while True:
-        path = Path("runs") / str(next(numbers))
+        path = Path("runs", str(next(numbers)))
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             return path

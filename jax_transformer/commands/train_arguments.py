@@ -248,25 +248,6 @@ def initial_model(arguments: Arguments) -> InitialModel:
     return InitialModel(model_tokenizer, config, params, generation, origin, report)
 
 
-def check_initial_model(arguments: Arguments, initial: InitialModel) -> None:
-    """Refuse arguments that contradict what a new run starts from."""
-    if initial.config is not None:
-        check_same_model(arguments.model, arguments.preset, initial.config, str(arguments.init))
-    if initial.tokenizer is not None and arguments.vocab_size != initial.tokenizer.src_vocab_size:
-        raise InputError(
-            f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "
-            f"{initial.tokenizer.src_vocab_size}; leave vocab_size out"
-        )
-    tables = arguments.model["token_embeddings"]
-    has_two = initial.tokenizer is not None and initial.tokenizer.kind == "separate"
-    if has_two and tables != "separate":
-        name = "tokenizer" if arguments.target_tokenizer is None else "target_tokenizer"
-        raise InputError(
-            f"{name}={getattr(arguments, name)}: two tokenizers need token_embeddings='separate', "
-            f"but the model has {tables!r}"
-        )
-
-
 class NamedSettings(NamedTuple):
     """What a command line and its --config file name, by name; flags win over the file."""
 
@@ -296,10 +277,24 @@ class NamedSettings(NamedTuple):
 
 
 def new_arguments(named: NamedSettings) -> tuple[Arguments, InitialModel]:
-    """Return the arguments of a new run, and what it starts from."""
+    """Return the arguments of a new run, and what it starts from, which they do not contradict."""
     initial = initial_model(named.arguments())
     arguments = named.arguments(initial)
-    check_initial_model(arguments, initial)
+    if initial.config is not None:
+        check_same_model(arguments.model, arguments.preset, initial.config, str(arguments.init))
+    if initial.tokenizer is not None and arguments.vocab_size != initial.tokenizer.src_vocab_size:
+        raise InputError(
+            f"vocab_size={arguments.vocab_size} is not that of the tokenizer, which has "
+            f"{initial.tokenizer.src_vocab_size}; leave vocab_size out"
+        )
+    tables = arguments.model["token_embeddings"]
+    has_two = initial.tokenizer is not None and initial.tokenizer.kind == "separate"
+    if has_two and tables != "separate":
+        name = "tokenizer" if arguments.target_tokenizer is None else "target_tokenizer"
+        raise InputError(
+            f"{name}={getattr(arguments, name)}: two tokenizers need token_embeddings='separate', "
+            f"but the model has {tables!r}"
+        )
     return arguments, initial
 
 

@@ -100,12 +100,8 @@ def translate(arguments: Arguments) -> None:
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     with open_input(arguments.files) as text:
         folder, ignored = local_folder(arguments.model), arguments.ignore_generation_config
-        model = load(
-            folder,
-            ignore_generation_config=ignored,
-            source_lang=arguments.source_lang,
-            target_lang=arguments.target_lang,
-        )
+        languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
+        model = load(folder, ignore_generation_config=ignored, **languages)
         model = model.with_max_length(arguments.max_length, str(folder))
         options = vars(arguments.lines) | arguments.search
         search = text_search([model], mesh, seed=arguments.seed, **options)

@@ -5,11 +5,10 @@ open. Letters in shapes: B batch, S source length, P target positions in the cac
 H heads, K head_dim, V target vocabulary.
 """
 
-import contextlib
 import dataclasses
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -197,23 +196,16 @@ def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transf
 def _write_program(
     path: Path, program: nn.Module, examples: tuple, shapes: tuple, **names: list[str]
 ) -> None:
-    with _without_notes():
-        exported = torch.onnx.export(
-            program, examples, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
-        )
-    for node in exported.model.graph.all_nodes():
-        node.metadata_props.clear()  # where in this machine's files a node comes from
-    exported.save(path, external_data=True)  # one file has at most 2 GiB
-
-
-@contextlib.contextmanager
-def _without_notes() -> Iterator[None]:
-    """Silence what PyTorch tells its own developers during an export."""
-    logger = logging.getLogger("torch.onnx")
+    logger = logging.getLogger("torch.onnx")  # tells PyTorch's own developers
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
-            yield
+            exported = torch.onnx.export(
+                program, examples, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
+            )
     finally:
         logger.setLevel(level)
+    for node in exported.model.graph.all_nodes():
+        node.metadata_props.clear()  # where in this machine's files a node comes from
+    exported.save(path, external_data=True)  # one file has at most 2 GiB

@@ -1,6 +1,7 @@
-"""The README of an exported model, with a program that needs the tokenizer's library alone.
+"""The README of an exported model, and the program in it: lines in, translations out.
 
-The program is that of `readme_program`, with a search of the export, which the proof has run too.
+The README copies the functions from `by_tokenizers` to `translate`, which therefore have plain
+types and use nothing of this library, and the search of the export, which the proof has run too.
 """
 
 import importlib.resources
@@ -8,18 +9,16 @@ import inspect
 import json
 import re
 import string
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import sentencepiece
+import tokenizers
+
 from jax_transformer.errors import InputError
-from jax_transformer.export.readme_program import (
-    as_sources,
-    as_text,
-    by_sentencepiece,
-    by_tokenizers,
-    translate,
-)
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.tokenizers.segmenters import (
     LibrarySegmenter,
@@ -125,3 +124,74 @@ def _tokenizer_files(
             "tokens": [target.token(i) for i in range(tokenizer.tgt_vocab_size)],
         },
     )
+
+
+def by_tokenizers(folder: Path, settings: dict) -> tuple[Callable, Callable]:
+    """Return what turns a line into ids, and ids into text, by the library tokenizers."""
+    paths = (str(folder / name) for name in settings["tokenizers"])
+    source, target = map(tokenizers.Tokenizer.from_file, paths)
+    source.encode_special_tokens = settings["special_tokens_are_text"]
+    return (
+        lambda line: source.encode(line, add_special_tokens=False).ids,
+        lambda ids: target.decode(ids, skip_special_tokens=False),
+    )
+
+
+def by_sentencepiece(folder: Path, settings: dict) -> tuple[Callable, Callable]:
+    """Return what turns a line into ids, and ids into text, by the library sentencepiece."""
+    paths = (str(folder / name) for name in settings["tokenizers"])
+    source, joiner = (sentencepiece.SentencePieceProcessor(model_file=path) for path in paths)
+    ids, added, unk_id = settings["ids"], settings["added"], settings["unk_id"]
+    split = re.compile(f"({settings['added_pattern']})").split
+
+    def encode(line: str) -> list[int]:
+        parts = [[part] if part in added else source.encode_as_pieces(part) for part in split(line)]
+        return [added.get(piece, ids.get(piece, unk_id)) for part in parts for piece in part]
+
+    def decode(target: list[int]) -> str:
+        pieces = [settings["tokens"][i] for i in target]
+        return joiner.decode_pieces(pieces).replace("▁", " ").strip()
+
+    return encode, decode
+
+
+def as_sources(lines: list[str], encode: Callable, settings: dict) -> list[list[int]]:
+    """Return the ids of each line as the encoder reads them; those of a blank line are empty."""
+    sources, blank = [], encode("")
+    for number, line in enumerate(lines, start=1):
+        ids = [i for i in encode(line) if i != settings["pad_id"]]  # that the text spells
+        source = settings["prefix"] + ids + settings["suffix"] if ids != blank else []
+        if len(source) > settings["longest"]:
+            sys.exit(f"line {number} has {len(source)} tokens; at most {settings['longest']} fit")
+        sources.append(source)
+    return sources
+
+
+def as_text(ids: list[int], decode: Callable, settings: dict) -> str:
+    """Return the text of the ids of a target."""
+    text = decode([i for i in ids if i not in settings["left_out"]])
+    for spaced in settings["without_space"]:
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
+def translate(
+    lines: list[str], text_and_ids: tuple[Callable, Callable], search: Callable, settings: dict
+) -> list[str]:
+    """Return the translations of lines, in batches of 64 lines of similar length."""
+    encode, decode = text_and_ids
+    sources, texts = as_sources(lines, encode, settings), [""] * len(lines)
+    order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
+    for start in range(0, len(order), 64):
+        members = order[start : start + 64]
+        rows, length = len(members), len(sources[members[0]])
+        if settings["is_compiled"]:  # for each new set of sizes: powers of two, and always 64 rows
+            rows, length = 64, min(1 << (max(8, length) - 1).bit_length(), settings["longest"])
+        src = np.full((rows, length), settings["pad_id"])
+        for row, i in zip(src, members, strict=False):
+            row[: len(sources[i])] = sources[i]
+        usual = 2 * (src != settings["pad_id"]).sum(axis=1) + settings["extra_tokens"]
+        found = search(src, np.minimum(usual, settings["max_new_tokens"]))
+        for i, ids in zip(members, found, strict=False):
+            texts[i] = as_text(ids, decode, settings)
+    return texts

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from jaxtyping import Array, Int, Int32
 from safetensors.numpy import load_file
 
 from jax_transformer import __version__
-from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig, decode_step, init_cache
 from jax_transformer.decoding.cache import Cache
 from jax_transformer.export.programs import export_programs, named
@@ -56,7 +54,15 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     for generation in searches.values():
         generation.check_model(config)
     check_writable(folder, [f"decode_step{SUFFIX}"])
-    shown = {name: _not_default(generation) for name, generation in searches.items()}
+    # What is compiled in; `max_new_tokens` is an argument of the programs.
+    usual = vars(GenerationConfig(own.max_new_tokens))
+    shown = {
+        name: {key: value for key, value in vars(generation).items() if value != usual[key]}
+        for name, generation in searches.items()
+    }
+    bound = " `init_cache` needs S equal to T." if needs_equal_lengths(config) else ""
+    if config.has_position_table:
+        bound = f" S and T are at most {config.max_length}; jax refuses more.{bound}"
     exact = all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
     lines = []
     with staged(folder) as staging:
@@ -69,7 +75,7 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
             version=__version__,
             jax_version=jax.__version__,
             searches=json.dumps(shown, indent=2),
-            bound=_bound(config),
+            bound=bound,
         )
         weights.write(staging / WEIGHTS_FILE, named(model.params))
         for name, program in export_programs(model.params, config, searches).items():
@@ -82,23 +88,6 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
         proof, found = _steps(model, staging, proof)
         check_proof(proof, found, folder, f"decode_step{SUFFIX}", exact)
     return "; ".join(lines)
-
-
-def _not_default(generation: GenerationConfig) -> dict[str, Any]:
-    """Return the options that are compiled in; `max_new_tokens` is an argument of the programs."""
-    options = dataclasses.asdict(generation)
-    default = dataclasses.asdict(GenerationConfig(generation.max_new_tokens))
-    return {name: value for name, value in options.items() if value != default[name]}
-
-
-def _bound(config: TransformerConfig) -> str:
-    """Return a sentence about the lengths that the programs take."""
-    bounds = []
-    if config.has_position_table:
-        bounds.append(f" S and T are at most {config.max_length}; jax refuses more.")
-    if needs_equal_lengths(config):
-        bounds.append(" `init_cache` needs S equal to T.")
-    return "".join(bounds)
 
 
 def load(folder: Path, name: str) -> Callable:

@@ -156,14 +156,8 @@ def load(
     return read(folder, **options).with_languages(None, None, str(folder))
 
 
-def read(
-    folder: str | Path,
-    *,
-    ignore_generation_config: bool = False,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-) -> TrainedModel:
-    """Return a model as `load` does, but its target language may be unknown."""
+def read(folder: str | Path, **options: Any) -> TrainedModel:
+    """Return a model as `load` does, by its options, but its target language may be unknown."""
     folder = model_folder_of(Path(folder))
     description = _read_description(folder)
     if not isinstance(description.get("model_type"), str):
@@ -173,15 +167,20 @@ def read(
     if description["model_type"] != MODEL_TYPE and "config_sha256" not in description:
         from jax_transformer.convert.huggingface import load_folder
 
-        ignored = {"ignore_generation_config": ignore_generation_config}
-        languages = {"source_lang": source_lang, "target_lang": target_lang}
-        return TrainedModel(*load_folder(folder, **ignored, **languages))
+        return TrainedModel(*load_folder(folder, **options))
     config, generation = _check_description(folder, description)
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
-    params = _read_params(folder / WEIGHTS_FILE, config)
-    tokenizer = _read_tokenizer(folder, description)
-    tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
+    path = folder / WEIGHTS_FILE
+    tensors = files.read(path)
+    for name, array in tensors.items():
+        if array.dtype.name not in DTYPES:
+            wanted = " or ".join(DTYPES)
+            raise InputError(f"{path}: {name} is {array.dtype}, but must be {wanted}")
+    with _first_fault(path):
+        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax, consume=True)
+    languages = options.get("source_lang"), options.get("target_lang")
+    tokenizer = _read_tokenizer(folder, description).with_languages(*languages, str(folder))
     _check_vocabularies(config, tokenizer, f"{folder / CONFIG_FILE}: ")
     return TrainedModel(config, params, tokenizer, generation)
 
@@ -375,18 +374,6 @@ def _check_digest(path: Path, digest: object) -> None:
             f"{path}: is damaged or of another model (its sha256 is not that in {CONFIG_FILE}); "
             "copy the model again"
         )
-
-
-def _read_params(path: Path, config: TransformerConfig) -> Params:
-    """Return the parameters in the weight file."""
-    tensors = files.read(path)
-    for name, array in tensors.items():
-        if array.dtype.name not in DTYPES:
-            wanted = " or ".join(DTYPES)
-            raise InputError(f"{path}: {name} is {array.dtype}, but must be {wanted}")
-    with _first_fault(path):
-        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax, consume=True)
-    return params
 
 
 @contextlib.contextmanager

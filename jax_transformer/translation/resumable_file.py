@@ -126,7 +126,17 @@ def resumable_file(
     check_output(path, resume=resume, overwrite=overwrite)
     part_path, state_path = _part_of(path), _state_of(path)
     resume = resume and os.path.lexists(part_path)
-    with errors_naming(path, "cannot be written", OSError), _locked(part_path) as part:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with (
+        errors_naming(path, "cannot be written", OSError),
+        os.fdopen(os.open(part_path, flags, 0o666), "r+b") as part,
+    ):
+        busy = "another process is writing it; wait until that process ends"
+        lock(part.fileno(), f"{part_path}: {busy}")
+        opened, is_there = os.fstat(part.fileno()), os.path.lexists(part_path)
+        # The file may have become the finished output of that process just before it was locked.
+        if not (is_there and os.path.samestat(opened, os.lstat(part_path))):
+            raise InputError(f"{part_path}: another process has just finished it")
         state = _State(0, 0, "", overwrite, dict(facts))
         if resume and os.path.lexists(state_path):  # else killed before the first commit
             state = _read_state(state_path)
@@ -140,7 +150,7 @@ def resumable_file(
             if not resume:
                 part_path.unlink()
             raise exists_already(path)
-        if os.fstat(part.fileno()).st_size < state.bytes:
+        if opened.st_size < state.bytes:
             raise InputError(f"{part_path}: is shorter than it was; overwrite it")
         part.truncate(state.bytes)
         part.seek(state.bytes)
@@ -174,15 +184,3 @@ def _read_state(
         return convert(read_json(path), _State)
     except (InputError, ValidationError) as error:
         raise InputError(f"{path}: {fault} ({error}); {remedy}") from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing, created if it is missing, and keep other processes out of it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with os.fdopen(descriptor, "r+b") as file:
-        lock(descriptor, f"{path}: another process is writing it; wait until that process ends")
-        # The file may have become the finished output of that process just before it was locked.
-        if not (os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))):
-            raise InputError(f"{path}: another process has just finished it")
-        yield file

@@ -13,7 +13,7 @@ from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.export.readme_program import as_sources
+from jax_transformer.export.readme import as_sources
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
