@@ -58,10 +58,9 @@ def export(arguments: Arguments) -> None:
         from jax_transformer.export.torch_folder import export_torch
         from jax_transformer.runs.model_settings import read_initial_model
 
-        loaded, origin, report = read_initial_model(folder, **languages)
-        for text in report:
-            print(text)
-        proven = export_torch(loaded, output, origin)
+        model, origin, report = read_initial_model(folder, **languages)
+        print("".join(f"{line}\n" for line in report), end="")
+        proven = export_torch(model, output, origin)
     elif to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx
 

@@ -1,5 +1,13 @@
-"""A trained model as a folder of ONNX: two programs, a tokenizer, and a README that runs them."""
+"""A trained model as a folder of ONNX: two programs, a tokenizer, and a README that runs them.
 
+The programs, an encoder and a decoder step with its cache, are the blocks of `torch_reference`,
+which PyTorch writes with the batch and all lengths left open. Letters in shapes: B batch, S source
+length, P target positions in the cache, D d_model, H heads, K head_dim, V target vocabulary.
+"""
+
+import dataclasses
+import logging
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,8 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 import onnxruntime
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
-from jax_transformer.export.onnx_programs import write_programs
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert import to_torch
 from jax_transformer.export.proof import (
     check_expressible,
     check_proof,
@@ -17,8 +29,11 @@ from jax_transformer.export.proof import (
     prove,
 )
 from jax_transformer.export.readme import README, write_readme
+from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel
+from torch_reference import Transformer, functional, masks
+from torch_reference.layers import DecoderLayer, MultiHeadAttention, RelativeAttentionBias
 
 # What the programs cannot express: a field, and the only values that they can.
 EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
@@ -26,6 +41,8 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "token_embeddings": ("separate", "shared"),
     "output_projection": ("linear", "tied"),
 }
+
+Heads = Float[Tensor, "B H _ K"]
 
 
 def export_onnx(model: TrainedModel, folder: Path) -> str:
@@ -82,3 +99,187 @@ def by_onnxruntime(folder: Path, settings: dict) -> Callable:
         return targets
 
     return search
+
+
+def write_programs(config: TransformerConfig, params: Mapping[str, Any], folder: Path) -> None:
+    """Write both programs, with the parameters in files beside them."""
+    model = _with_tables(config, params)
+    layers = range(config.num_decoder_layers)
+    names = [f"{kind}_{number}" for number in layers for kind in ("keys", "values")]
+    memory, cache = ([f"{of}_{name}" for name in names] for of in ("memory", "cache"))
+    encoder, step = Encoder(model).eval(), DecoderStep(model).eval()
+    # PyTorch traces examples: lengths that are equal in them would be one length in the program.
+    src, target = (torch.ones((2, length), dtype=torch.int64) for length in (5, 3))
+    with torch.no_grad():
+        (src_mask, kept), (_, past) = encoder(src), encoder(target)
+    _write_program(
+        folder / "encoder.onnx",
+        encoder,
+        (src,),
+        ({0: "batch", 1: "source"},),
+        input_names=["src"],
+        output_names=["src_mask", *memory],
+    )
+    of_source, of_target = ([{0: "batch", 2: side}] * len(names) for side in ("source", "target"))
+    _write_program(
+        folder / "decoder.onnx",
+        step,
+        (src[:, 0], src_mask, kept, past),
+        ({0: "batch"}, {0: "batch", 3: "source"}, of_source, of_target),
+        input_names=["tokens", "src_mask", *memory, *cache],
+        output_names=["logits", *(f"new_{name}" for name in cache)],
+    )
+
+
+class Encoder(nn.Module):
+    """Sources to the mask of their padding, and each decoder layer's keys and values of them."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, src: Int[Tensor, "B S"]) -> tuple[Bool[Tensor, "B 1 1 S"], list[Heads]]:
+        """Return the mask, and keys and values of every layer in turn."""
+        src_mask = masks.source_mask(src, self.model.config)
+        memory = functional.clear_unattended(self.model.encode(src, src_mask), src_mask)
+        kept = []
+        for layer in self.model.decoder.layers:
+            attention, inputs = layer.cross_attention, layer.cross_attention_input(memory)
+            kept.append(attention.project(attention.key, inputs))
+            kept.append(attention.project(attention.value, inputs))
+        return src_mask, kept
+
+
+class DecoderStep(nn.Module):
+    """One token of each target to the logits of the next one."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Int[Tensor, " B"],
+        src_mask: Bool[Tensor, "B 1 1 S"],
+        memory: list[Heads],
+        cache: list[Heads],
+    ) -> tuple[Float[Tensor, "B V"], list[Heads]]:
+        """Return the logits, and the cache with this position written.
+
+        Args:
+            memory: What the encoder returns: keys and values [B, H, S, K] of every layer in turn.
+            cache: Keys and values [B, H, P, K] of the target so far, in the same order.
+        """
+        model, length = self.model, cache[0].shape[2] + 1
+        x = model.embed(tokens[:, None], "target")
+        if model.config.has_position_table:
+            x = x + model.target_positions(length)[-1:]
+        if model.config.embedding_norm:
+            x = model.target_embedding_norm(x)
+        bias, decoder = None, model.decoder
+        if model.config.has_shared_relative_bias:
+            bias = _bias(decoder.relative_attention_bias, length)
+        written = []
+        for number, layer in enumerate(decoder.layers):
+            if model.config.has_relative_bias_per_layer:
+                bias = _bias(layer.relative_attention_bias, length)
+            of_layer = slice(2 * number, 2 * number + 2)
+            x, kept = _layer_step(layer, x, cache[of_layer], memory[of_layer], src_mask, bias)
+            written += kept
+        return model.project(decoder.norm(x))[:, 0], written
+
+
+def _bias(bias: RelativeAttentionBias, length: int) -> Float[Tensor, "1 H 1 _"]:
+    """Return the bias of the last of some positions for each of them."""
+    return bias.by_distance(torch.arange(length) - (length - 1)).T[None, :, None]
+
+
+def _layer_step(
+    layer: DecoderLayer,
+    x: Float[Tensor, "B 1 D"],
+    cache: list[Heads],
+    memory: list[Heads],
+    src_mask: Bool[Tensor, "B 1 1 S"],
+    bias: Float[Tensor, "1 H 1 _"] | None,
+) -> tuple[Float[Tensor, "B 1 D"], list[Heads]]:
+    """Return a layer's output at one position, and its cache with that position written."""
+    attention = layer.self_attention
+    y = layer.self_attention_residual.sublayer_input(x)
+    written = [
+        torch.cat([kept, attention.project(projection, y)], dim=2)
+        for projection, kept in zip((attention.key, attention.value), cache, strict=True)
+    ]
+    y = _attend(attention, y, *written, None, bias)
+    x = layer.self_attention_residual(x, y)
+    y = layer.cross_attention_residual.sublayer_input(x)
+    y = _attend(layer.cross_attention, y, *memory, src_mask, None)
+    x = layer.cross_attention_residual(x, y)
+    y = layer.feed_forward_residual.sublayer_input(x)
+    return layer.feed_forward_residual(x, layer.feed_forward(y)), written
+
+
+def _attend(
+    attention: MultiHeadAttention,
+    x: Float[Tensor, "B 1 D"],
+    keys: Heads,
+    values: Heads,
+    mask: Bool[Tensor, "B 1 1 S"] | None,
+    bias: Float[Tensor, "1 H 1 _"] | None,
+) -> Float[Tensor, "B 1 D"]:
+    """Return attention to keys and values that are projected already."""
+    query = attention.project(attention.query, x)
+    scaled = attention.config.attention_scale == "head_dim"
+    heads = functional.dot_product_attention(query, keys, values, mask, None, bias, scaled)
+    return attention.output(functional.merge_heads(heads))
+
+
+class BiasTable(RelativeAttentionBias):
+    """A relative bias whose buckets are a table: a logarithm of another library may round apart."""
+
+    def __init__(self, bias: RelativeAttentionBias) -> None:
+        super().__init__(bias.config, bias.bidirectional)
+        # From this distance on, all distances of a side share a bucket.
+        self.furthest = bias.config.relative_attention_max_distance
+        distances = torch.arange(-self.furthest, self.furthest + 1)
+        self.register_buffer("table", bias.by_distance(distances).detach())
+
+    def by_distance(self, distance: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape H"]:
+        """Return the biases of distances, each a key's position minus a query's."""
+        return self.table[distance.clamp(-self.furthest, self.furthest) + self.furthest]
+
+
+def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transformer:
+    """Return the model in PyTorch; what is computed from positions alone is a table in it."""
+    if config.has_position_table and config.positions != "learned":
+        sizes = config.max_length, config.d_model
+        kind = config.positions, config.position_offset, config.position_rounding
+        table = {"embedding": sinusoidal_positions(*sizes, *kind).astype(np.float32)}
+        params = {**params, "source_positions": table, "target_positions": table}
+        config = dataclasses.replace(
+            config, positions="learned", position_offset=0, position_rounding="none"
+        )
+    model = Transformer(config).eval()
+    model.load_state_dict(to_torch(params, config))
+    for module in [*model.modules()]:
+        for name, bias in module.named_children():
+            if isinstance(bias, RelativeAttentionBias):
+                setattr(module, name, BiasTable(bias))
+    return model
+
+
+def _write_program(
+    path: Path, program: nn.Module, examples: tuple, shapes: tuple, **names: list[str]
+) -> None:
+    logger = logging.getLogger("torch.onnx")  # tells PyTorch's own developers
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            exported = torch.onnx.export(
+                program, examples, dynamic_shapes=shapes, dynamo=True, verbose=False, **names
+            )
+    finally:
+        logger.setLevel(level)
+    for node in exported.model.graph.all_nodes():
+        node.metadata_props.clear()  # where in this machine's files a node comes from
+    exported.save(path, external_data=True)  # one file has at most 2 GiB

@@ -1,6 +1,6 @@
 """What an export is proven by: random sources that the artifact and `generate` both translate."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel
 
 PROOF_SOURCES, PROOF_LENGTH = 16, 24  # sources; their most ordinary tokens
@@ -48,13 +48,17 @@ def float32(leaf: Array | np.ndarray) -> np.ndarray:
 
 def prove(model: TrainedModel, generation: GenerationConfig) -> Proof:
     """Return random sources of several lengths, and what `generate` makes of them."""
-    config = model.config
-    rows = list(_random_sources(model.tokenizer, config))
+    config, tokenizer = model.config, model.tokenizer
+    prefix, suffix = tokenizer.affixes("source")
+    special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
+    ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
+    random = np.random.default_rng(0)
+    longest = min(PROOF_LENGTH, config.max_length - len(prefix) - len(suffix))
+    lengths = random.integers(1, longest, PROOF_SOURCES, endpoint=True)
+    rows = [[*prefix, *random.choice(ordinary, length).tolist(), *suffix] for length in lengths]
+    src = pad(rows, config.pad_id)
     most = min(2 * PROOF_LENGTH, generation.max_new_tokens)
     most = max(most, 1 + (generation.min_new_tokens or 0))
-    src = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int32)
-    for row, ids in zip(src, rows, strict=True):
-        row[: len(ids)] = ids
     found = generate(model.params, config, src, generation, max_new_tokens=most)
     lengths = np.asarray(found.lengths)[:, 0]
     tokens = np.asarray(found.tokens)[:, 0]
@@ -83,15 +87,3 @@ def check_proof(
             f"translated otherwise by {program}"
         )
     return f"{equal} of {count} random sources have the same translation, id for id"
-
-
-def _random_sources(tokenizer: Tokenizer, config: TransformerConfig) -> Iterator[list[int]]:
-    """Yield the ids of sources of several lengths, with what the tokenizer puts around a text."""
-    prefix, suffix = tokenizer.affixes("source")
-    special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
-    ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]
-    random = np.random.default_rng(0)
-    longest = min(PROOF_LENGTH, config.max_length - len(prefix) - len(suffix))
-    for length in random.integers(1, longest, PROOF_SOURCES, endpoint=True):
-        ids = random.choice(ordinary, length).tolist()
-        yield [*prefix, *ids, *suffix]

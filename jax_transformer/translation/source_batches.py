@@ -66,14 +66,6 @@ def usual_target_length(
     return 2 * source_length + 10
 
 
-def window_sizes(largest: int) -> Iterator[int]:
-    """Yield the numbers of lines of the windows, without end: small ones first."""
-    size = min(FIRST_WINDOW, largest)
-    while True:
-        yield size
-        size = min(GROWTH * size, largest)
-
-
 class Window(NamedTuple):
     """Lines that are translated together."""
 
@@ -108,7 +100,7 @@ def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
 
 
 def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterator[Window]:
-    """Yield the lines of a stream in windows of the sizes of `window_sizes`.
+    """Yield the lines of a stream in windows, small ones first, as `LineOptions.window` says.
 
     None among the lines ends a window, as `with_pauses` yields it.
 
@@ -116,11 +108,10 @@ def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterato
         skip: Number of lines before `lines`, a sum of the first sizes: the windows are then those
             of the whole stream.
     """
-    lines, start = iter(lines), 0
-    for size in window_sizes(largest):
-        if start < skip:
-            start += size
-            continue
+    lines, start, size = iter(lines), 0, min(FIRST_WINDOW, largest)
+    while start < skip:
+        start, size = start + size, min(GROWTH * size, largest)
+    while True:
         window, paused = [], False
         for line in lines:
             if line is not None:
@@ -131,7 +122,7 @@ def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterato
         if not window:
             return
         yield Window(start, window, start == 0 or paused)
-        start += len(window)
+        start, size = start + len(window), min(GROWTH * size, largest)
 
 
 def source_batches(

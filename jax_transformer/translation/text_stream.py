@@ -85,20 +85,17 @@ def open_input(files: Files) -> Iterator[Text]:
     source, shown = files.input, files.output is None
     file = sys.stdin.buffer if source is None else open_stream(source)
     is_typed = source is None and shown and sys.stdin.isatty()
-    may_pause = shown and not is_typed and _is_pipe(file)
+    try:
+        is_pipe = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    except OSError:  # a file in memory
+        is_pipe = False
+    may_pause = shown and not is_typed and is_pipe
     # To close what a thread still reads would wait for its end.
     if source is None and may_pause:
         file = open(file.fileno(), "rb", closefd=False)  # noqa: SIM115
     closing = source is not None and not may_pause
     with file if closing else contextlib.nullcontext():
         yield Text(file, str(source or "standard input"), is_typed, may_pause)
-
-
-def _is_pipe(file: io.BufferedReader) -> bool:
-    try:
-        return not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-    except OSError:  # a file in memory
-        return False
 
 
 def translate_text(search: TextSearch, text: Text, files: Files, console: Console) -> None:
@@ -161,7 +158,6 @@ def _facts(search: TextSearch, files: Files) -> dict[str, Any]:
 
 
 def _keeping(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
-    """Yield lines, and append those of the first window to a list."""
     for line in lines:
         if len(kept) < FIRST_WINDOW:
             kept.append(line)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int32, Key
+from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -74,25 +74,17 @@ def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
 class TextSearch:
     """What all batches of a call share; `text_search` makes it.
 
-    Attributes:
-        models: On the devices of the mesh. Several models choose each token together; the first one
-            has the tokenizer.
-        generation: The options of the search, made once.
-        lines: How lines become sources, and sources batches.
-        is_limited: Whether the call or the model names `max_new_tokens`. If not, a translation has
-            at most ten tokens more than twice those of its line.
-        seed: Switches sampling on: what is drawn depends on it and on the number of the line.
-        mesh: The devices; lines are distributed over the axes data and fsdp.
-        execution: How the models are executed; None is what suits the device and the work.
+    Several models choose each token together. If neither the call nor the model names
+    `max_new_tokens`, a translation has at most ten tokens more than twice those of its line.
     """
 
-    models: tuple[TrainedModel, ...]
+    models: tuple[TrainedModel, ...]  # on the devices of the mesh; the first one has the tokenizer
     generation: GenerationConfig
     lines: LineOptions
-    is_limited: bool
-    seed: int | None
-    mesh: Mesh
-    execution: SearchExecution | None
+    is_limited: bool  # `max_new_tokens` is named
+    seed: int | None  # switches sampling on, which depends on it and on the number of the line
+    mesh: Mesh  # lines are distributed over the axes data and fsdp
+    execution: SearchExecution | None  # None is what suits the device and the work
 
     def execution_for(self, num_sources: int) -> SearchExecution:
         """Return how a window of so many sources is translated."""
@@ -136,7 +128,11 @@ class TextSearch:
         if is_attempt:  # a target that has not ended is then among those that are returned
             options["num_hypotheses"] = self.generation.beam_size
         if self.seed is not None:
-            options["key"] = _keys(self.seed, places, len(batch.src))
+            # The key of each place, and any for the rows that are left.
+            numbers = np.resize(np.array(places, np.uint32), (len(batch.src), 2))
+            key, fold_in = jax.random.key(self.seed), jax.random.fold_in
+            fold = jax.vmap(lambda place: fold_in(fold_in(key, place[0]), place[1]))
+            options["key"] = fold(numbers)
         configs, params, *_ = zip(*self.models, strict=True)
         options["execution"] = execution
         try:
@@ -191,13 +187,6 @@ def text_search(
     return TextSearch(placed, generation, lines, is_limited, seed, mesh, execution)
 
 
-def _keys(seed: int, places: Sequence[Place], rows: int) -> Key[Array, " rows"]:
-    """Return the key of each place, and any for the rows that are left."""
-    key, numbers = jax.random.key(seed), np.resize(np.array(places, np.uint32), (rows, 2))
-    fold_in = jax.random.fold_in
-    return jax.vmap(lambda place: fold_in(fold_in(key, place[0]), place[1]))(numbers)
-
-
 def translate(
     model: TrainedModel,
     lines: Iterable[str],
@@ -239,7 +228,7 @@ def translate_windows(
         console: Shows live progress if it is a terminal, and the number of lines that were cut.
 
     Yields:
-        For each window: for each line its translations, best first.
+        For each window and line of it the translations, best first.
 
     Raises:
         InputError: Sentences are split for more than one hypothesis; a line is too long, or is no

@@ -1,6 +1,7 @@
 """`Translator`: text to text in one call."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
 
@@ -104,6 +105,8 @@ class Translator:
         mesh: Mesh | None = None,
         execution: SearchExecution | None = None,
     ) -> None:
+        if dtype not in (None, *model_folder.DTYPES):
+            raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
         self.mesh, self.execution = mesh or make_mesh(), execution
         several = isinstance(model, Sequence) and not isinstance(model, str | TrainedModel)
         sources = model if several else [model]
@@ -117,9 +120,16 @@ class Translator:
         options |= {"source_lang": source_lang, "target_lang": target_lang}
         models = [_read(source, **options) for source in sources]
         models = [each.with_max_length(max_length, self.name) for each in models]
-        _check_ensemble(models, self.name)
+        for each in models[1:]:
+            if each.tokenizer.digest() != models[0].tokenizer.digest():
+                raise InputError(f"{self.name}: an ensemble needs one tokenizer, but theirs differ")
+            lengths = [one.config.max_length for one in (models[0], each)]
+            if lengths[0] != lengths[1]:
+                fault = f"an ensemble needs one max_length, but theirs are {lengths}"
+                raise InputError(f"{self.name}: {fault}")
         if dtype is not None:
-            models = [_cast(each, dtype) for each in models]
+            cast = partial(jnp.asarray, dtype=dtype)
+            models = [each._replace(params=jax.tree.map(cast, each.params)) for each in models]
         self.model, *self.ensemble = (place(each, self.mesh) for each in models)
 
     def __repr__(self) -> str:
@@ -153,8 +163,8 @@ class Translator:
 
         Args:
             prefix: Put before every text, or sentence, for example "summarize: " for a T5.
-            source_lang: As for `Translator`; None is the one that was named there.
-            target_lang: As for `Translator`; None is the one that was named there.
+            source_lang: Code of the language of the texts; None is what `Translator` has.
+            target_lang: Code of the language of the results; None is what `Translator` has.
             alignments: Whether each result has the alignment of its best translation, by the
                 first model of an ensemble.
             split_sentences: Code of the language of the texts, for example "en": each sentence is
@@ -188,29 +198,11 @@ class Translator:
 
 
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
-    """Return a model, whose target language may be unknown."""
     if not isinstance(source, TrainedModel):
         return model_folder.read(local_folder(source), **options)
     languages = options["source_lang"], options["target_lang"]
     tokenizer = source.tokenizer.with_languages(*languages, "a loaded model")
     return source._replace(tokenizer=tokenizer)
-
-
-def _cast(model: TrainedModel, dtype: str) -> TrainedModel:
-    if dtype not in model_folder.DTYPES:
-        raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
-    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model.params)
-    return model._replace(params=params)
-
-
-def _check_ensemble(models: Sequence[TrainedModel], name: str) -> None:
-    """Refuse models that cannot choose tokens together."""
-    for model in models[1:]:
-        if model.tokenizer.digest() != models[0].tokenizer.digest():
-            raise InputError(f"{name}: an ensemble needs one tokenizer, but theirs differ")
-        lengths = [each.config.max_length for each in (models[0], model)]
-        if lengths[0] != lengths[1]:
-            raise InputError(f"{name}: an ensemble needs one max_length, but theirs are {lengths}")
 
 
 def _results(

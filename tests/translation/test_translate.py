@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import threading
+from itertools import islice
 
 import jax
 import numpy as np
@@ -13,9 +14,9 @@ from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, generation, score
 from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as text_search
-from jax_transformer.translation.source_batches import window_sizes, windows, with_pauses
+from jax_transformer.translation.source_batches import windows, with_pauses
 from jax_transformer.translation.translate import translate as translate_list
-from tests.models import random_params, tiny_model, unchecked
+from tests.models import random_params, unchecked
 from tests.tiers import tiered
 from tests.translation.streams import translate_stream
 
@@ -34,14 +35,6 @@ HIGH_LIMIT = [
 
 def translate(*arguments, **options):
     return list(translate_stream(*arguments, **options))
-
-
-@pytest.fixture(scope="module")
-def model():
-    """A model of random parameters: some of its translations end, others run to their limit."""
-    fields = {"vocab_size": 16, "seed": 128, "max_length": MAX_LENGTH}
-    untrained = tiny_model(["abc cab fed dab bead"], **fields)
-    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +110,7 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
     for number in range(1, 400):
         assert next(translations)[0].text == "b"
         assert len(read) == (64 if number <= 64 else 64 + 100 * -(-(number - 64) // 100))
-    assert [size for size, _ in zip(window_sizes(100), range(3), strict=False)] == [64, 100, 100]
-    assert next(window_sizes(10)) == 10
+    assert [len(part.lines) for part in islice(windows(without_end(), 10), 2)] == [10, 10]
 
 
 def test_a_pause_ends_a_window(model, sources):
