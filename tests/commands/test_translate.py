@@ -151,13 +151,6 @@ def test_n_best_lines_with_scores(run, checkpoint):
         assert float(score) == pytest.approx(one.score, abs=1e-6)
 
 
-def test_what_is_cut_is_said_on_standard_error(run):
-    text = b"cab\n\n" + b"abc " * 12 + b"\n"
-    code, out, err = run(text, "--overlong=cut", "--max-new-tokens=3")
-    assert (code, out.count("\n")) == (0, 3)
-    assert err == "1 of 3 lines cut to max_length=12 tokens, the first of them line 3\n"
-
-
 @pytest.mark.exhaustive
 def test_alignments_are_drawn_once(run, tmp_path):
     picture = tmp_path / "plot.png"

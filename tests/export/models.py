@@ -1,10 +1,14 @@
 """Models to export: of every preset, with random numbers that choose tokens clearly."""
 
+import re
+
 import jax
+import pytest
 
-from jax_transformer import TransformerConfig
-from tests.models import random_params
+from jax_transformer import InputError, TransformerConfig
+from tests.models import random_params, unchecked
 
+OTHER_FUNCTION = re.compile(r"not written, because \d+ of 16 random sources")  # of a refusal
 # No preset has them: heads that share a projection, no positions, offset positions after a norm.
 OTHERS = {
     "shared_projection": {"head_projection": "shared", "qkv_bias": True},
@@ -30,3 +34,11 @@ def with_preset(base, name, **fields):
     config = TransformerConfig.preset(name, **(sizes | fields))
     params = jax.tree.map(lambda leaf: 1.5 * leaf, random_params(config, seed=3))
     return base._replace(config=config, params=params)
+
+
+def refusal(export, model, folder):
+    """Return the one line of an export that is refused; it writes nothing."""
+    with unchecked(), pytest.raises(InputError) as refused:
+        export(model, folder / "out")
+    assert not any(folder.iterdir())
+    return str(refused.value)

@@ -1,11 +1,27 @@
-"""A command that is run on lines in this process."""
+"""A model whose translations differ, and a command that is run on lines in this process."""
 
 import io
 import sys
 
+import jax
 import pytest
 
+from jax_transformer import Translator
 from jax_transformer.commands import main as cli
+from tests.models import tiny_model
+
+
+@pytest.fixture(scope="session")
+def model():
+    """A model of random parameters: some of its translations end, others run to their limit."""
+    fields = {"vocab_size": 16, "seed": 128, "max_length": 40}
+    untrained = tiny_model(["abc cab fed dab bead"], **fields)
+    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
+
+
+@pytest.fixture(scope="session")
+def translator(model):
+    return Translator(model)
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 import sys
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jax_transformer import InputError, Translator
+from jax_transformer import InputError
 from jax_transformer.translation.long_text import split_sentences
-from tests.models import tiny_model
 from tests.tiers import tiered
 from tests.translation.streams import translate_stream
 
@@ -60,19 +58,6 @@ def test_a_line_of_100_000_characters_is_split_and_stays_whole(unit):
     assert "".join(split_sentences(text, "en")) == text
 
 
-@pytest.fixture(scope="module")
-def model():
-    """A model of random parameters, whose translations differ with their sources."""
-    fields = {"vocab_size": 16, "seed": 128, "max_length": 80}
-    untrained = tiny_model(["abc cab fed dab bead"], **fields)
-    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
-
-
-@pytest.fixture(scope="module")
-def translator(model):
-    return Translator(model)
-
-
 def test_sentences_are_translated_apart_and_all_around_them_stays(translator):
     texts = [PARAGRAPHS, "", " \n ", "cab", "Cab bead. " * 30]
     results = list(translator(texts, split_sentences="en", window=3))
@@ -94,15 +79,6 @@ def test_sentences_are_translated_apart_and_all_around_them_stays(translator):
 def test_a_prefix_stands_before_every_sentence(translator):
     found = translator("Cab. Dab!", split_sentences="en", prefix="fed ").text
     assert found == f"{translator('fed Cab.').text} {translator('fed Dab!').text}"
-
-
-def test_a_sentence_that_is_too_long_is_named_or_cut(translator):
-    text = ["Cab.", f"Dab. Fed! {'cab ' * 70}. Dab."]
-    with pytest.raises(InputError, match=r"sentence 3 of line 2 is \d+ tokens long"):
-        list(translator(text, split_sentences="en"))
-    assert len(list(translator(text, split_sentences="en", overlong="cut"))) == 2
-    with pytest.raises(InputError, match="cannot split the line"):
-        list(translator(["Cab.", "Cab. \ud800."], split_sentences="en"))
 
 
 def test_a_bad_sentence_is_left_out_and_its_line_is_told(model, translator):

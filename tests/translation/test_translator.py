@@ -18,19 +18,6 @@ from tests.models import tiny_model, unchecked
 TEXTS = ["abba", "", "a", "cab cab cab cab", " \t ", "b", "bacab"]
 
 
-@pytest.fixture(scope="module")
-def model():
-    """A model of random parameters, large enough that texts have different translations."""
-    fields = {"vocab_size": 16, "seed": 128, "max_length": 40}
-    untrained = tiny_model(["abc cab fed dab bead"], **fields)
-    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
-
-
-@pytest.fixture(scope="module")
-def translator(model):
-    return Translator(model)
-
-
 def test_a_folder_a_model_and_the_command_agree(model, translator, tmp_path):
     save(tmp_path / "model", model)
     expected = [best for (best,) in translate(model, TEXTS)]
