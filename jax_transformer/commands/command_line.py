@@ -133,10 +133,7 @@ def show_help(parser: Parser) -> None:
 
 def declared_fields(settings: type) -> dict[str, Any]:
     """Return the declared type of each field of a dataclass, inherited ones too, by name."""
-    hints: dict[str, Any] = {}
-    for part in reversed(settings.__mro__):
-        hints |= declarations(part)
-    fields = dataclasses.fields(settings)
+    hints, fields = declarations(settings), dataclasses.fields(settings)
     return {each.name: each.metadata.get("declared", hints[each.name]) for each in fields}
 
 

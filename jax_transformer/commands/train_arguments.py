@@ -38,8 +38,6 @@ NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", 
 KEPT_WHEN_RESUMED = ("preset", "vocab_size", "byte_fallback", "valid_pairs", "init", "tokenizer")
 KEPT_WHEN_RESUMED += ("target_tokenizer", "weights", "longest_side", "max_ratio", "drop_duplicates")
 KEPT_WHEN_RESUMED += ("tokenizer_pairs", "tsv_columns", "bad_lines", "source_lang", "target_lang")
-# Kept as absolute paths.
-PATHS = (*Files._fields, "prepared", "init", "tokenizer", "target_tokenizer")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
 TEXT_SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3}
@@ -359,8 +357,8 @@ def _parser(defaults: Arguments, command: str, names: Collection[str]) -> Parser
 
 def kept_arguments(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON."""
-    kept = {name: value for name, value in vars(arguments).items() if name not in NOT_KEPT}
-    return kept | {name: _absolute(kept[name]) for name in PATHS if kept.get(name)}
+    named = vars(arguments).items()
+    return {name: _absolute(value) for name, value in named if name not in NOT_KEPT}
 
 
 def arguments_of_run(settings: RunSettings) -> Arguments:
@@ -382,6 +380,7 @@ def check_resumed(saved: Arguments, named: Arguments) -> None:
 
 
 def _absolute(value: Any) -> Any:
+    """Return a path as an absolute one, and a tuple as a list, as JSON has it."""
     if isinstance(value, tuple):
         return [_absolute(part) for part in value]
     return str(value.absolute()) if isinstance(value, Path) else value

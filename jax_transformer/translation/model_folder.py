@@ -143,9 +143,6 @@ def load(
             the one that the folder names.
         target_lang: Code of the language of the targets; None is the one that the folder names.
 
-    Returns:
-        The config, the parameters (jax arrays), the tokenizer, and the generation defaults.
-
     Raises:
         InputError: The folder is not that of a trained model, training has not finished, a file
             is missing or damaged, or the files do not belong together; the model has no such
@@ -210,6 +207,8 @@ def read_origin(folder: Path) -> Origin | None:
 def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: bool = False) -> None:
     """Save a trained model as a folder, which `load`, `Translator` and all commands read.
 
+    All files are written, or none.
+
         jax_transformer.save("runs/mine", (config, params, tokenizer, {"beam_size": 4}))
 
     Args:
@@ -219,21 +218,10 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
             beam_size 1 and length_penalty 0.6.
         overwrite: Whether to replace the trained model that is there.
 
-    Returns:
-        Nothing. All files are written, or none.
-
     Raises:
         InputError: The folder exists, or cannot be written; the parts of the model have another
             type or do not belong together, or an option cannot be a default of a model.
     """
-    folder = Path(folder)
-    model = _checked(model)
-    check_free(folder, overwrite)
-    write(folder, model)
-
-
-def _checked(model: TrainedModel | Sequence[Any]) -> TrainedModel:
-    """Return the parts of a model as one; refuse what `load` would refuse."""
     if not isinstance(model, list | tuple) or len(model) not in (3, 4):
         raise InputError(
             f"model of type {type(model).__name__} must be what load returns: (config, params, "
@@ -255,7 +243,8 @@ def _checked(model: TrainedModel | Sequence[Any]) -> TrainedModel:
         if name not in MODEL_OPTIONS:
             raise InputError(f"generation: {name!r} is no default that a model may have")
     model.generation_config()
-    return model
+    check_free(Path(folder), overwrite)
+    write(Path(folder), model)
 
 
 def _check_vocabularies(config: TransformerConfig, tokenizer: Tokenizer, where: str) -> None:

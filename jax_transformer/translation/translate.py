@@ -25,13 +25,14 @@ from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.text.encoding import encode_lines
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.tokenizers import LineError
-from jax_transformer.translation.long_text import check_split, split_sentences
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
     LineOptions,
     SourceBatch,
     Window,
+    check_split,
     source_batches,
+    split_sentences,
     usual_target_length,
 )
 

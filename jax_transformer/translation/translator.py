@@ -18,9 +18,8 @@ from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
-from jax_transformer.translation.long_text import check_split
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import LARGEST_WINDOW, windows
+from jax_transformer.translation.source_batches import LARGEST_WINDOW, check_split, windows
 from jax_transformer.translation.translate import (
     TextSearch,
     Translation,

@@ -9,23 +9,13 @@ from jax_transformer.commands import train
 from jax_transformer.text import prepare as text_prepare
 from jax_transformer.text import store
 from jax_transformer.tokenizers import train_byte_pair
-from tests.commands.training import FILES, WORDS, arguments, program
+from tests.commands.training import FILES, WORDS, arguments, program, refused
 
 OPTIONS = ("--prepared=prepared", "--steps=2", "--evaluation-interval=2", "--max-ratio=9")
 
 
 def prepare(*argv):
     cli.main(["prepare", *argv])
-
-
-def refusal(*argv):
-    """Return the one line that a refused call leaves."""
-    with pytest.raises(SystemExit) as left:
-        prepare(*argv)
-    assert isinstance(left.value.code, str)
-    assert left.value.code.startswith("error: ")
-    assert "\n" not in left.value.code
-    return left.value.code
 
 
 def prepared_files():
@@ -94,13 +84,13 @@ def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
 )
 def test_arguments_that_prepare_nothing_are_one_line(corpus, options, named):
     files = corpus if "--weights=1" not in options else {"source": "source"}
-    assert named in refusal(*arguments(files, *OPTIONS, *options))
+    assert named in refused("prepare", *arguments(files, *OPTIONS, *options))
     assert prepared_files() == []
 
 
 def test_a_misspelt_argument_is_refused(corpus, capsys):
     line = "error: '--dry-runn' is not an argument of jax-transformer prepare; did you mean --dry-"
-    assert refusal(*arguments(corpus, "--dry-runn")).startswith(line)
+    assert refused("prepare", *arguments(corpus, "--dry-runn")).startswith(line)
     assert capsys.readouterr().err == ""
 
 
@@ -110,12 +100,12 @@ def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys)
     Path("bad").write_bytes(b"ab\nb\0\n")
     options = [*arguments(corpus, *OPTIONS), "--source", "scored.tsv", "bad", "source"]
     options += ["--target", "bad", "target", "--tsv-columns", "1", "3"]
-    assert "scored.tsv:7:2: byte 0xff is not UTF-8" in refusal(*options)
+    assert "scored.tsv:7:2: byte 0xff is not UTF-8" in refused("prepare", *options)
     prepare(*options, "--bad-lines=skip")
     report = capsys.readouterr().out.splitlines()[0]
     assert "16 pairs read, 3 dropped for a bad line; 13 pairs of" in report
     assert report.endswith("; first bad lines: scored.tsv:7:2, scored.tsv:8, bad:2:2")
-    message = refusal(*options[:-3], "--bad-lines=refuse")
+    message = refused("prepare", *options[:-3], "--bad-lines=refuse")
     assert "scored.tsv:1: has 2 tabs; write a source, one tab and a target, name" in message
     assert "by tsv_columns" in message
 
@@ -151,7 +141,7 @@ def test_a_tokenizer_without_bpe_dropout_is_refused_before_the_text_is_read(corp
     options += ["--token-embeddings=separate", "--bpe-dropout=0.1"]
     monkeypatch.setattr(store, "with_known_facts", None)
     monkeypatch.setattr(train, "read_corpora", None)
-    message = refusal(*options)
+    message = refused("prepare", *options)
     assert "BPE-dropout works on a" in message
     assert "bpe_dropout" in message or "set its rate to 0" in message
     with pytest.raises(SystemExit, match="BPE-dropout works on a"):

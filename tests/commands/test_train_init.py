@@ -31,6 +31,7 @@ from tests.runs.runs import quiet, same_bits
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
+LOG = "metrics.jsonl"
 SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]
 RATE = ["--schedule=constant", "--learning-rate=0.01", "--warmup-steps=1"]
 FREEZE = ["--freeze", "encoder/*", "token_embedding/*"]
@@ -82,11 +83,7 @@ def test_a_run_from_an_own_model_goes_on_where_that_has_ended(base, capsys):
     program(*TEXT, "--init=base", "--output=on", *SHORT, *still)
     shown = capsys.readouterr().out
     first, last = (
-        [
-            one["validation_loss"]
-            for one in read_metrics(folder / "metrics.jsonl")
-            if "validation_loss" in one
-        ]
+        [one["validation_loss"] for one in read_metrics(folder / LOG) if "validation_loss" in one]
         for folder in (base, Path("on"))
     )
     assert last == [pytest.approx(min(first), rel=1e-6)]
@@ -200,9 +197,7 @@ def test_a_run_takes_the_tokenizers_that_it_is_given(corpus):
 
 def started(*argv):
     """Return the settings of a run, without training."""
-    options = [*TEXT, *argv]
-    named = named_settings(options)
-    found, start = train.new_arguments(named)
+    found, start = train.new_arguments(named_settings([*TEXT, *argv]))
     return train.read_and_encode_text(found, start, quiet())[0]
 
 
@@ -232,9 +227,7 @@ def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     lines = ["one two " + "".join(map(chr, range(97, 123))) + " -äöüß"]
     model = tiny_model(lines, 60, max_length=200)
     save(Path("model"), model)
-    options = ["--init=model"]
-    named = named_settings(options)
-    found, start = train.new_arguments(named)
+    found, start = train.new_arguments(named_settings(["--init=model"]))
     settings, corpora = train.read_and_encode_text(found, start, quiet())
     assert settings.config == model.config
     assert len(corpora.training) > 1000
@@ -330,7 +323,6 @@ def test_what_contradicts_the_tokenizer_is_refused(bad, capsys, options, message
 
 def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
     options = [*TEXT, "--init=sampling", "--ignore-generation-config"]
-    named = named_settings(options)
-    _, start = train.new_arguments(named)
+    _, start = train.new_arguments(named_settings(options))
     assert start.generation == {}
     assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'

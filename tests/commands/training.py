@@ -37,14 +37,19 @@ def written():
     return {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
 
 
-def refusal(capsys, *argv):
-    """Return the one line that a refused run leaves on standard error; it writes nothing."""
-    before = written()
+def refused(*arguments):
+    """Return the one line with which a command is refused."""
     with pytest.raises(SystemExit) as left:
-        program(*argv)
+        cli.main(arguments)
     assert isinstance(left.value.code, str)  # Python prints it on standard error and leaves with 1
     assert left.value.code.startswith("error: ")
     assert "\n" not in left.value.code
+    return left.value.code
+
+
+def refusal(capsys, *argv):
+    """Return the one line that a refused run leaves on standard error; it writes nothing."""
+    before, line = written(), refused("train", *argv)
     assert capsys.readouterr().err == ""
     assert written() == before
-    return left.value.code
+    return line

@@ -96,6 +96,11 @@ class Folder:
         defaults |= {"forced_eos_token_id": eos, **start, **generation}
         (path / "generation_config.json").write_text(json.dumps(defaults))
 
+    def load(self):
+        """Return the model, set to its first two languages where it has several."""
+        source, target = self.codes[:2] if self.codes else (None, None)
+        return load(self.path, source_lang=source, target_lang=target)
+
     def theirs(self, path=None, **options):
         """Return the translations of a folder by transformers."""
         model = self.architecture.from_pretrained(path or self.path).eval()
@@ -355,18 +360,14 @@ def test_a_translator_speaks_each_language_that_a_call_names(folder_of, tmp_path
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
     ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
-    folder = folder_of(kind)
-    source, target = folder.codes[:2] if folder.codes else (None, None)
-    model = load(folder.path, source_lang=source, target_lang=target)
+    model = folder_of(kind).load()
     assert ctranslate2_folder.export_ctranslate2(model, tmp_path / "out").startswith("16 of 16")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
-    folder = folder_of(kind)
-    source, target = folder.codes[:2] if folder.codes else (None, None)
-    model = load(folder.path, source_lang=source, target_lang=target)
+    model = folder_of(kind).load()
     with unchecked():  # lengths are symbolic
         assert export_stablehlo(model, tmp_path / "out", beam_size=3).count("16 of 16") == 2
     for search, beam_size in (("greedy", 1), ("beam", 3)):
@@ -379,9 +380,7 @@ def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
 def test_every_family_goes_to_onnx_and_to_torch(folder_of, tmp_path, kind):
     onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
     torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
-    folder = folder_of(kind)
-    source, target = folder.codes[:2] if folder.codes else (None, None)
-    model = load(folder.path, source_lang=source, target_lang=target)
+    model = folder_of(kind).load()
     options = {"max_new_tokens": 12}  # and those that the program of the README honours
     for name in ("start_token", "forced_first_token"):
         options |= {name: model.generation[name]} if name in model.generation else {}
