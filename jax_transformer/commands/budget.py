@@ -171,7 +171,6 @@ def _time_table(
 
 
 def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments: Arguments) -> str:
-    """Compile the step and return in one line what XLA says of it."""
     topology, batching = arguments.compile, arguments.batching
     training_config = estimate.training_config_of(
         workload, remat=arguments.remat, batching=batching

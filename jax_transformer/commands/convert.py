@@ -174,7 +174,6 @@ def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
 
 
 def _read_huggingface(folder: Path, dtype: str | None) -> SourceModel:
-    """Return the model of a Hugging Face folder; its tokenizer, where it has one."""
     config, params = huggingface.from_huggingface(folder, dtype=dtype)
     origin, left = read_origin(folder)
     family = FAMILIES[origin.model_type]

@@ -335,7 +335,6 @@ def _checked(
 
 
 def _parser(defaults: Arguments, command: str, names: Collection[str]) -> Parser:
-    """Return the parser of these arguments of `train` or `prepare`."""
     prepares = command == "prepare"
     parser = Parser(command, PREPARE if prepares else described(Arguments)[0])
     if prepares:

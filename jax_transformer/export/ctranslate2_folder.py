@@ -209,7 +209,6 @@ def _tokens(side: Side) -> list[str]:
 def _translate(
     model: TrainedModel, folder: Path, proof: Proof, sources: Sequence[str], targets: Sequence[str]
 ) -> Iterator[list[int]]:
-    """Yield the folder's greedy translations of the sources of a proof, as token ids."""
     pad_id = model.config.pad_id
     forced = model.generation.get("forced_first_token")
     prefix = None if forced is None else [[targets[forced]]] * len(proof.src)

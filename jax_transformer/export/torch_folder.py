@@ -41,7 +41,6 @@ def export_torch(model: TrainedModel, folder: Path, origin: Origin | None = None
 
 @torch.no_grad()
 def _translate(module: torch_reference.Transformer, proof: Proof) -> Iterator[list[int]]:
-    """Yield the greedy translations of the sources of a proof, as token ids."""
     config, src = module.config, torch.from_numpy(proof.src)
     if config.decoder_attention == "self_over_memory":  # a later token changes earlier logits
         found = torch_reference.generate(module, src, max_new_tokens=proof.max_new_tokens)

@@ -353,7 +353,6 @@ def _check_description(
 
 
 def _check_digest(path: Path, digest: object) -> None:
-    """Refuse a file that is not the one that was written."""
     if not path.is_file():
         raise InputError(f"{path}: is missing; copy the model again")
     if path.name == WEIGHTS_FILE:

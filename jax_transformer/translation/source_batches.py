@@ -57,7 +57,6 @@ class LineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_split(self.split_sentences)
 
 
 def check_split(language: str | None, num_hypotheses: int = 1, alignments: bool = False) -> None:

@@ -179,6 +179,7 @@ def text_search(
     generation = models[0].generation_config(**named)
     generation.check_model(models[0].config)
     check_sampling(generation, seed is not None)
+    check_split(lines.split_sentences, generation.num_hypotheses)
     check_whole_number("seed", seed or 0, least=0)
     if execution is not None:
         check_execution(execution, SearchExecution)
@@ -232,12 +233,10 @@ def translate_windows(
         For each window and line of it the translations, best first.
 
     Raises:
-        InputError: Sentences are split for more than one hypothesis; a line is too long, or is no
-            source of this model, before its window is translated; or the logits of a line are NaN
-            or infinite. The message names the line.
+        InputError: A line is too long, or is no source of this model, before its window is
+            translated; or the logits of a line are NaN or infinite. The message names the line.
     """
     language, generation = search.lines.split_sentences, search.generation
-    check_split(language, generation.num_hypotheses)
     console = console or Console(quiet=True)
     config, shards = search.models[0].config, row_shards(search.mesh)
     blank = [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses

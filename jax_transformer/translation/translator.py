@@ -19,7 +19,7 @@ from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import LARGEST_WINDOW, check_split, windows
+from jax_transformer.translation.source_batches import check_split, windows
 from jax_transformer.translation.translate import (
     TextSearch,
     Translation,
@@ -149,8 +149,6 @@ class Translator:
         source_lang: str | None = None,
         target_lang: str | None = None,
         alignments: bool = False,
-        split_sentences: str | None = None,
-        window: int = LARGEST_WINDOW,
         **options: Any,
     ) -> TranslationResult | Iterator[TranslationResult]:
         """Return the result of one text, or an iterator over those of several, in their order.
@@ -166,15 +164,14 @@ class Translator:
             target_lang: Code of the language of the results; None is what `Translator` has.
             alignments: Whether each result has the alignment of its best translation, by the
                 first model of an ensemble.
-            split_sentences: Code of the language of the texts, for example "en": each sentence is
-                translated by itself, and the white space between them stays (extra [sentences]).
-            window: Most texts that are read, sorted by length and translated together.
             **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
-                takes; `seed`, a number that switches sampling on; `max_tokens`, the most tokens of
-                a batch on a device, padding included (4,096); and the fields of `GenerationConfig`,
-                which describes them, for example `beam_size` and `num_hypotheses`: one that is
-                absent has the model's default. Without any `max_new_tokens`, a result has at most
-                ten tokens more than twice those of the text.
+                takes; `split_sentences`, the code of the language of texts, for example "en", whose
+                sentences are translated by themselves, and the white space between them stays
+                (extra [sentences]); `window` (8,192); `max_tokens`, the most tokens of a batch on a
+                device, padding included (4,096); `seed`, a number that switches sampling on; and
+                the fields of `GenerationConfig`, for example `beam_size`: one that is absent has
+                the model's default. Without any `max_new_tokens`, a result has at most ten tokens
+                more than twice those of the text.
 
         Raises:
             TypeError: An option is unknown.
@@ -186,9 +183,8 @@ class Translator:
             each.with_languages(source_lang, target_lang, self.name)
             for each in (self.model, *self.ensemble)
         ]
-        options |= {"window": window, "split_sentences": split_sentences}
         search = text_search(models, self.mesh, self.execution, **options)
-        check_split(split_sentences, search.generation.num_hypotheses, alignments)
+        check_split(search.lines.split_sentences, alignments=alignments)
         if not isinstance(text, str | Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
         texts = [text] if isinstance(text, str) else text
