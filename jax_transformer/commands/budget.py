@@ -96,14 +96,8 @@ def budget(arguments: Arguments) -> None:
         chips = len(topology_devices(topology))
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
-    workload = estimate.Workload(
-        arguments.batch_rows,
-        arguments.length,
-        arguments.compute_dtype,
-        mesh or "data=1",
-        arguments.freeze,
-        arguments.scan_layers,
-    )
+    size = arguments.batch_rows, arguments.length, arguments.compute_dtype, mesh or "data=1"
+    workload = estimate.Workload(*size, arguments.freeze, arguments.scan_layers)
     steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
     check_whole_number("steps", steps, least=1)
     cost = estimate.budget(config, workload)
@@ -171,10 +165,8 @@ def _time_table(
 
 
 def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments: Arguments) -> str:
-    topology, batching = arguments.compile, arguments.batching
-    training_config = estimate.training_config_of(
-        workload, remat=arguments.remat, batching=batching
-    )
+    topology, fields = arguments.compile, {"remat": arguments.remat, "batching": arguments.batching}
+    training_config = estimate.training_config_of(workload, **fields)
     try:
         compiled = estimate.compile_step(config, training_config, workload, topology)
     except OutOfMemory as error:

@@ -1,11 +1,11 @@
 """`jax-transformer train`: train a model on parallel text, or on the embedded number words."""
 
-import contextlib
 import dataclasses
 import itertools
 import shlex
 import sys
 import time
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -62,65 +62,54 @@ def train(*argv: str) -> None:
     console = Console(markup=False, highlight=False, soft_wrap=True)
     keep_compilations()
     try:
-        _train(named_settings(argv), console)
+        named = named_settings(argv)
+        arguments = named.arguments()
+        if arguments.keep_freed_memory:
+            keep_freed_memory()
+        processes = arguments.coordinator, arguments.num_processes, arguments.process_id
+        distributed.initialize(*processes, lost_after=arguments.lost_after)
+        started, is_main = time.monotonic(), distributed.is_main()
+        console.quiet = not is_main
+        arguments, initial, resumed = _checked_arguments(named, console)
+        mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
+        settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
+        distributed.check_agreement(must_agree(settings, initial, mesh))
+        if unnamed := arguments.output is None:
+            created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
+            arguments = dataclasses.replace(arguments, output=Path(created.decode()))
+        show_settings(arguments, settings, mesh, console)
+        output, number_words = arguments.output, arguments.source is None
+        judged = corpora.validation_text, arguments.bleu_tokenization, number_words
+        evaluation = Evaluation(settings, *judged, console, mesh)
+        check = partial(_check_not_taken, arguments, resumed)
+        exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
+        with stop_requests(console.print) as stop, exclusive:
+            if is_main:
+                if not resumed:
+                    loop.discard_run(output)  # the checkpoints of one that is overwritten
+                replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
+            # The number words are translated at the end only, unless BLEU selects.
+            translating = not number_words or arguments.training.select_by == "bleu"
+            measure = evaluation.measure if translating else None
+            others = arguments.tensorboard, mesh, arguments.lost_after, initial.params
+            run = loop.Run(output, settings, resumed, stop, measure, *others)
+            best = loop.train(run, corpora.training, corpora.validation, console)
+        if stop.signal is not None:  # it came after the last step, too late for the loop
+            saved = f"the run in {output} is saved, and its model is not written; resume writes it"
+            raise Stopped(f"stopped by {stop.signal.name}: {saved}", stop.signal)
+        if is_main:
+            evaluation.finish(output, best)
+            console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+            translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
+            console.print(f"to translate: {translate}")
+            if not number_words:
+                score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+                console.print(f"to score: {translate} | {score}")
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
     except Exception as error:
         distributed.fail(error)
-
-
-def _train(named: NamedSettings, console: Console) -> None:
-    arguments = named.arguments()
-    if arguments.keep_freed_memory:
-        keep_freed_memory()
-    processes = arguments.coordinator, arguments.num_processes, arguments.process_id
-    distributed.initialize(*processes, lost_after=arguments.lost_after)
-    started, is_main = time.monotonic(), distributed.is_main()
-    console.quiet = not is_main
-    arguments, initial, resumed = _checked_arguments(named, console)
-    mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
-    settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
-    distributed.check_agreement(must_agree(settings, initial, mesh))
-    if unnamed := arguments.output is None:
-        created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
-        arguments = dataclasses.replace(arguments, output=Path(created.decode()))
-    show_settings(arguments, settings, mesh, console)
-    output, number_words = arguments.output, arguments.source is None
-    judged = corpora.validation_text, arguments.bleu_tokenization, number_words
-    evaluation = Evaluation(settings, *judged, console, mesh)
-    check = partial(_check_not_taken, arguments, resumed)
-    exclusive = exclusive_folder(output, check, unnamed) if is_main else contextlib.nullcontext()
-    with stop_requests(console.print) as stop, exclusive:
-        if is_main:
-            if not resumed:
-                loop.discard_run(output)  # the checkpoints of one that is overwritten
-            replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-        # The number words are translated at the end only, unless BLEU selects.
-        translating = not number_words or arguments.training.select_by == "bleu"
-        run = loop.Run(
-            output,
-            settings,
-            resumed,
-            stop,
-            evaluation.measure if translating else None,
-            arguments.tensorboard,
-            mesh,
-            arguments.lost_after,
-            initial.params,
-        )
-        best = loop.train(run, corpora.training, corpora.validation, console)
-    if stop.signal is not None:  # it came after the last step, too late for the loop
-        message = f"the run in {output} is saved, and its model is not written"
-        raise Stopped(f"stopped by {stop.signal.name}: {message}; resume writes it", stop.signal)
-    if is_main:
-        evaluation.finish(output, best)
-        console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-        translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
-        console.print(f"to translate: {translate}")
-        if not number_words:
-            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-            console.print(f"to score: {translate} | {score}")
 
 
 def _checked_arguments(
@@ -198,15 +187,9 @@ def read_and_encode_text(
     encoded = encode_corpora(run_text, text_settings, console, expected_sha256)
     for line in (*initial.report, *encoded.report):
         console.print(line)
-    settings = RunSettings(
-        config,
-        arguments.training,
-        encoded.tokenizer,
-        encoded.sha256,
-        kept_arguments(arguments),
-        initial.generation,
-        initial.origin,
-    )
+    text = encoded.tokenizer, encoded.sha256, kept_arguments(arguments)
+    start = initial.generation, initial.origin
+    settings = RunSettings(config, arguments.training, *text, *start)
     return settings, encoded
 
 
@@ -250,6 +233,6 @@ def first_free_run() -> Path:
     numbers = itertools.count()
     while True:
         path = Path("runs", str(next(numbers)))
-        with contextlib.suppress(FileExistsError):
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
             return path
