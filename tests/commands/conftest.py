@@ -3,7 +3,6 @@
 import contextlib
 import io
 import shutil
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -47,15 +46,15 @@ def no_pictures(monkeypatch):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(capsys):
     """Run a command; return its exit code or refusal, and what it printed."""
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *arguments])
+        code = 0
         try:
-            cli.main()
+            cli.main(arguments)
         except SystemExit as left:
-            return left.code, capsys.readouterr().out
-        return 0, capsys.readouterr().out
+            code = left.code
+        return code, capsys.readouterr().out
 
     return run

@@ -47,11 +47,10 @@ def run(directory, monkeypatch, capsysbinary):
     """Run the command; return its exit code, and what it wrote to standard output and error."""
 
     def run(text, *options, checkpoint=directory):
-        monkeypatch.setattr(sys, "argv", ["x", "translate", str(checkpoint), *map(str, options)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text))))
         code, message = 0, ""
         try:
-            cli.main()
+            cli.main(["translate", str(checkpoint), *map(str, options)])
         except SystemExit as left:  # Python would print what is no number, and leave with 1
             code, message = (1, f"{left.code}\n") if isinstance(left.code, str) else (left.code, "")
         out, err = capsysbinary.readouterr()
@@ -97,7 +96,6 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
 ):
     first, blank, last = (best.text for (best,) in translate(checkpoint, ["cab", "", "b"]))
     typing, terminal = pty.openpty()
-    monkeypatch.setattr(sys, "argv", ["x", "translate", str(directory)])
     shown, to_type = [], [b"abc abc abc abc abc\nb\n", b"\x04"]  # Ctrl-D
     generate = text_search.generate
 
@@ -110,7 +108,7 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     os.write(typing, b"cab\n\n")
     with open(terminal) as keyboard:
         monkeypatch.setattr(sys, "stdin", keyboard)
-        cli.main()
+        cli.main(["translate", str(directory)])
     os.close(typing)
     refused = (
         b"error: line 1 is 16 tokens long, EOS included, but the model takes max_length=12; raise "

@@ -30,11 +30,10 @@ def run(monkeypatch, capsysbinary):
 
     def run(*arguments, lines=()):
         stdin = io.BufferedReader(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *map(str, arguments)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
         refusal, _ = None, capsysbinary.readouterr()  # what came before
         try:
-            cli.main()
+            cli.main([*map(str, arguments)])
         except SystemExit as left:
             refusal = left.code
         run.error = (printed := capsysbinary.readouterr()).err.decode()
