@@ -28,6 +28,7 @@ from tests.tiers import tiered_rows
 
 LINES = ["cab", "", "üß abc", "b"]
 TEXT = "\n".join(LINES).encode()
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +65,7 @@ def command(directory):
 
 
 def test_a_program_translates_what_a_slow_pipe_has_brought(checkpoint, directory):
-    program = subprocess.Popen(
-        command(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    program = subprocess.Popen(command(directory), **PIPES)
     texts = [best.text for best, *_ in translate(checkpoint, LINES)]
     assert len({*texts}) > 2
     with program:
@@ -81,7 +80,7 @@ def test_a_program_translates_what_a_slow_pipe_has_brought(checkpoint, directory
 
 @pytest.mark.exhaustive
 def test_a_line_that_is_refused_ends_the_program_while_the_pipe_is_open(directory):
-    program = subprocess.Popen(command(directory), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    program = subprocess.Popen(command(directory), **PIPES)
     with program:
         program.stdin.write(b"a\xff\n")
         program.stdin.flush()
@@ -120,13 +119,8 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
 
 @pytest.mark.exhaustive
 def test_a_reader_that_leaves_early_ends_the_program_without_a_word(directory):
-    program = subprocess.Popen(
-        command(directory),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": ""},  # as where nothing is set
-    )
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}  # as where nothing is set
+    program = subprocess.Popen(command(directory), **PIPES, env=environment)
     program.stdout.close()
     program.stdin.write(b"\n")
     program.stdin.close()
@@ -500,8 +494,7 @@ def test_a_refused_line_leaves_the_windows_before_its_own(run, bad_files, tmp_pa
 
 @pytest.mark.exhaustive
 def test_a_bad_line_in_a_slow_pipe_gives_a_blank_line_at_once(directory):
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    program = subprocess.Popen([*command(directory), "--bad-lines=skip"], **pipes)
+    program = subprocess.Popen([*command(directory), "--bad-lines=skip"], **PIPES)
     with program:
         for line in (b"a\xff\n", b"\0\n"):
             program.stdin.write(line)

@@ -246,23 +246,17 @@ def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, translated, 
     changed = translated(tmp_path / "own", "--target-lang", other)
     assert changed == translated(folder.path, *flags[:3], other)
     assert changed[1] != expected
-    options = {"tokenizer": start.tokenizer, "origin": start.origin}
-    model_type = start.origin.model_type
-    to_huggingface(start.params, start.config, tmp_path / "home", family=model_type, **options)
+    family = {"family": start.origin.model_type, "tokenizer": start.tokenizer}
+    theirs = transformers.AutoTokenizer.from_pretrained(folder.path)
+    for name, options in (("home", {"origin": start.origin}), ("new", {})):
+        to_huggingface(start.params, start.config, tmp_path / name, **family, **options)
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        assert type(again) is type(theirs)
+        assert (again.src_lang, again.tgt_lang) == (source, target)
+        assert again(text_target=LINES).input_ids == start.tokenizer.encode_target(LINES)
+        assert again(LINES).input_ids == start.tokenizer.encode_source(LINES)
     assert translated(tmp_path / "home") == (None, expected)
-    home = transformers.AutoTokenizer.from_pretrained(tmp_path / "home")
-    assert type(home) is type(transformers.AutoTokenizer.from_pretrained(folder.path))
-    assert (home.src_lang, home.tgt_lang) == (source, target)
-    assert home(text_target=LINES).input_ids == start.tokenizer.encode_target(LINES)
-    assert home(LINES).input_ids == start.tokenizer.encode_source(LINES)
     assert folder.theirs(tmp_path / "home") == expected
-    del options["origin"]
-    to_huggingface(start.params, start.config, tmp_path / "new", family=model_type, **options)
-    new = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
-    assert type(new) is type(home)
-    assert (new.src_lang, new.tgt_lang) == (source, target)
-    assert new(text_target=LINES).input_ids == start.tokenizer.encode_target(LINES)
-    assert new(LINES).input_ids == start.tokenizer.encode_source(LINES)
     generation = json.loads((tmp_path / "new" / "generation_config.json").read_text())
     assert generation[folder.key] == code
 

@@ -138,7 +138,20 @@ def test_lines_are_yielded_as_they_arrive_with_pauses_between():
         next(found)
 
 
-def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
+@pytest.fixture
+def no_x(monkeypatch):
+    """Let the tokenizer refuse lines with an x."""
+    encode = Tokenizer.encode_source
+
+    def encode_but_x(tokenizer, lines, *rest):
+        if odd := [row for row, line in enumerate(lines) if "x" in line]:
+            raise LineError(odd[0], "is no source")
+        return encode(tokenizer, lines, *rest)
+
+    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
+
+
+def test_a_resumed_stream_has_the_same_windows(model, sources, no_x):
     lines = [text * (1 + number % 3) for number, text in enumerate(TEXTS * 40)]
     whole = translate(model, lines, window=100)
     batches = [src.tolist() for src in sources]
@@ -147,14 +160,6 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
         rest = translate(model, lines[done:], skip=done, window=100)
         assert [one.text for (one,) in rest] == [one.text for (one,) in whole[done:]]
         assert [src.tolist() for src in sources] == batches[-len(sources) :]
-    encode = Tokenizer.encode_source
-
-    def encode_but_x(tokenizer, lines, *rest):
-        if "x" in lines:
-            raise LineError(lines.index("x"), "is no source")
-        return encode(tokenizer, lines, *rest)
-
-    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
     with pytest.raises(InputError, match="line 67 is no source"):
         translate(model, ["b", "b", "x"], skip=64, window=100)
     with pytest.raises(InputError, match="line 7 is no source"):
@@ -164,15 +169,7 @@ def test_a_resumed_stream_has_the_same_windows(model, sources, monkeypatch):
         translate(model, long[64:], skip=64, window=100)
 
 
-def test_bad_lines_have_blank_translations_and_their_numbers_are_told(model, sources, monkeypatch):
-    encode = Tokenizer.encode_source
-
-    def encode_but_x(tokenizer, lines, *rest):
-        if odd := [row for row, line in enumerate(lines) if "x" in line]:
-            raise LineError(odd[0], "is no source")
-        return encode(tokenizer, lines, *rest)
-
-    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
+def test_bad_lines_have_blank_translations_and_their_numbers_are_told(model, sources, no_x):
     long = " ".join(["cab"] * 25)
     lines = ["a", "x", "", long, "b", "bx", "cab"] * 12 + ["x"]
     bad = []
