@@ -96,8 +96,8 @@ def budget(arguments: Arguments) -> None:
         chips = len(topology_devices(topology))
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
-    size = arguments.batch_rows, arguments.length, arguments.compute_dtype, mesh or "data=1"
-    workload = estimate.Workload(*size, arguments.freeze, arguments.scan_layers)
+    batch = arguments.batch_rows, arguments.length, arguments.compute_dtype, mesh or "data=1"
+    workload = estimate.Workload(*batch, arguments.freeze, arguments.scan_layers)
     steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
     check_whole_number("steps", steps, least=1)
     cost = estimate.budget(config, workload)

@@ -117,10 +117,9 @@ def _write_folder(model: SourceModel, family: Family, arguments: Arguments) -> N
     if tokenizer and (usual is None or written_config(tokenizer, model.config, usual) is None):
         left += tokenizer.contents
         tokenizer = None
-    parts = {"tokenizer": tokenizer, "origin": origin}
+    parts = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
     parts |= {"max_shard_size": arguments.max_shard_size, "overwrite": arguments.overwrite}
-    named = family.model_type
-    huggingface.to_huggingface(model.params, model.config, arguments.output, family=named, **parts)
+    huggingface.to_huggingface(model.params, model.config, arguments.output, **parts)
     if left:
         print(f"not carried over: {', '.join(left)}")
 

@@ -59,7 +59,8 @@ def export(arguments: Arguments) -> None:
         from jax_transformer.runs.model_settings import read_initial_model
 
         model, origin, report = read_initial_model(folder, **languages)
-        print("".join(f"{line}\n" for line in report), end="")
+        for line in report:
+            print(line)
         proven = export_torch(model, output, origin)
     elif to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx

@@ -133,8 +133,8 @@ def resumable_file(
     ):
         busy = "another process is writing it; wait until that process ends"
         lock(part.fileno(), f"{part_path}: {busy}")
-        opened, is_there = os.fstat(part.fileno()), os.path.lexists(part_path)
         # The file may have become the finished output of that process just before it was locked.
+        opened, is_there = os.fstat(part.fileno()), os.path.lexists(part_path)
         if not (is_there and os.path.samestat(opened, os.lstat(part_path))):
             raise InputError(f"{part_path}: another process has just finished it")
         state = _State(0, 0, "", overwrite, dict(facts))
