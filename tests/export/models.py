@@ -21,7 +21,12 @@ OTHERS = {
 
 
 def with_preset(base, name, **fields):
-    """A model of a preset with random numbers in every leaf, large enough to choose clearly."""
+    """A model of a preset with random numbers in every leaf, large enough to choose clearly.
+
+    The presets of `OTHERS` are the paper's with other fields.
+    """
+    if name in OTHERS:
+        name, fields = "vaswani2017", fields | OTHERS[name]
     defaults, tokenizer = TransformerConfig.preset(name), base.tokenizer
     sizes = {"d_model": 24, "num_heads": 3, "d_ff": 32, "max_length": 40, "dropout": 0.0}
     sizes |= {"src_vocab_size": 30, "tgt_vocab_size": 30}

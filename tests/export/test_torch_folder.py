@@ -16,6 +16,7 @@ from jax_transformer.storage import weights
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
 from tests.export.models import OTHER_FUNCTION, refusal, with_preset
+from tests.export.readme import WITHOUT
 from tests.models import random_params, unchecked
 from tests.parity.ladder import bound, check_float32
 from tests.parity.measure import (
@@ -64,15 +65,8 @@ def test_another_function_is_not_written(base, tmp_path, monkeypatch):
     assert OTHER_FUNCTION.search(refusal(torch_folder.export_torch, model, tmp_path))
 
 
-TWO_LINES = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"jax", "jaxlib", "flax", "optax", "orbax", "grain"}:
-            raise ModuleNotFoundError(f"{name} is not installed here")
-
-sys.meta_path.insert(0, Blocked())
+TWO_LINES = WITHOUT.format(blocked=["jax", "jaxlib", "flax", "optax", "orbax", "grain"])
+TWO_LINES += """
 import torch_reference
 
 model = torch_reference.load(sys.argv[1])
