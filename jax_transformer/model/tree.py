@@ -92,6 +92,7 @@ def _is_shared(config: TransformerConfig) -> bool:
     return config.head_projection == "shared"
 
 
+@functools.lru_cache
 def _shape(config: TransformerConfig, lengths: tuple[str, ...]) -> Shape:
     return tuple(
         LENGTHS[name](config) if name in LENGTHS else getattr(config, name) for name in lengths
@@ -196,9 +197,11 @@ def _model() -> Iterator[Parameter]:
 PARAMETERS = {parameter.path: parameter for parameter in _model()}
 
 
-def parameters_of(config: TransformerConfig) -> list[Parameter]:
+@functools.lru_cache
+def parameters_of(config: TransformerConfig) -> tuple[Parameter, ...]:
     """Return the parameters that a config has."""
-    return [row for row in PARAMETERS.values() if not row.missing_fields(config)]
+    fields = config.explicit().items()
+    return tuple([row for row in PARAMETERS.values() if row.needs.items() <= fields])
 
 
 def parameter_count(config: TransformerConfig) -> int:

@@ -22,7 +22,8 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
             raise InputError(
                 f"freeze={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
             )
-    trained = [name for name in names if not any(fnmatchcase(name, part) for part in patterns)]
+    frozen = {name for part in patterns for name in names if fnmatchcase(name, part)}
+    trained = [name for name in names if name not in frozen]
     if not trained:
         stems = dict.fromkeys(f"{name.split('/')[0]}/*" for name in names)
         raise InputError(
