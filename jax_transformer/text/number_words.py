@@ -28,7 +28,7 @@ GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig
 def english(numbers: Iterable[int]) -> tuple[str, ...]:
     """Return numbers below a million in English: 21 is "twenty-one"."""
     tens = [f"{ten}-{unit}" for ten in ENGLISH_TENS for unit in ENGLISH_BELOW_20[:10]]
-    below_100 = ["", *ENGLISH_BELOW_20[1:], *(word.removesuffix("-zero") for word in tens)]
+    below_100 = ["", *ENGLISH_BELOW_20[1:], *[word.removesuffix("-zero") for word in tens]]
     hundreds = [f"{unit} hundred {rest}" for unit in ENGLISH_BELOW_20[1:10] for rest in below_100]
     below = [*below_100, *hundreds]
     words = [
@@ -41,8 +41,8 @@ def german(numbers: Iterable[int]) -> tuple[str, ...]:
     """Return numbers below a million in German: 21 is "einundzwanzig"."""
     first = ["", "ein", *GERMAN_BELOW_20[2:10]]  # a digit as the first part of a longer word
     tens = [f"{unit}und{ten}" for ten in GERMAN_TENS for unit in first]
-    below_100 = ["", *GERMAN_BELOW_20[1:], *(word.removeprefix("und") for word in tens)]
-    below = [*below_100, *(f"{unit}hundert{rest}" for unit in first[1:] for rest in below_100)]
+    below_100 = ["", *GERMAN_BELOW_20[1:], *[word.removeprefix("und") for word in tens]]
+    below = [*below_100, *[f"{unit}hundert{rest}" for unit in first[1:] for rest in below_100]]
     thousands = [re.sub("eins$", "ein", word) + "tausend" for word in below]
     words = [(thousands[n // 1000] if n >= 1000 else "") + below[n % 1000] for n in numbers]
     return tuple([word or GERMAN_BELOW_20[0] for word in words])
