@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import sentencepiece
 import torch
 from torch import nn
 
@@ -50,7 +49,6 @@ class Case(NamedTuple):
             log-probabilities, for ids [B, S] and [B, T].
         stacks: The modules of the encoder's layers and of the decoder's.
         encode: Returns the program's ids of a source and of a target; None without a vocabulary.
-        line: The text to encode.
         time_first: Whether the outputs of its layers are [T, B, D].
     """
 
@@ -60,7 +58,6 @@ class Case(NamedTuple):
     run: Run
     stacks: tuple[nn.ModuleList, nn.ModuleList]
     encode: Callable[[str], tuple[list[int], list[int]]] | None = None
-    line: str = LINE
     time_first: bool = False
 
 
@@ -145,9 +142,9 @@ def check_rest(trainer: str, case: Case) -> None:
     if case.encode is None:
         assert tokenizer is None
         return
-    ours = tokenizer.encode_source([case.line])[0], tokenizer.encode_target([case.line])[0]
-    if ours != case.encode(case.line):
-        raise SystemExit(f"{case.name}: ids {ours} differ from {case.encode(case.line)}")
+    ours = tokenizer.encode_source([LINE])[0], tokenizer.encode_target([LINE])[0]
+    if ours != case.encode(LINE):
+        raise SystemExit(f"{case.name}: ids {ours} differ from {case.encode(LINE)}")
 
 
 def tokens(config: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -293,25 +290,13 @@ def joeynmt(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
         stack |= {"dropout": 0.1, "embeddings": {"embedding_dim": WIDTH, "scale": scale}, **given}
         settings = {"encoder": {**stack, "num_layers": LAYERS[0]}, **tied}
         settings["decoder"] = {**stack, "num_layers": LAYERS[1]}
-        text, words = {"level": "word"}, WORDS
-        if pieces := "tied_embeddings" in tied:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter([" ".join(WORDS)] * 9),
-                model_prefix=str(own / "spm"),
-                vocab_size=40,
-                hard_vocab_limit=False,
-                minloglevel=2,
-            )
-            text = {"level": "bpe", "tokenizer_type": "sentencepiece"}
-            text["tokenizer_cfg"] = {"model_file": str(own / "spm.model")}
-            lines = (own / "spm.vocab").read_text().splitlines()
-            words = [line.split("\t")[0] for line in lines[3:]]
+        text = {"level": "word"}
         data = {"src": {"lang": "de", **text}, "trg": {"lang": "en", **text}}
         whole = {"name": "test", "data": data, "model": settings}
         (own / "config.yaml").write_text(yaml.safe_dump(whole))
         vocabularies = {
-            "de": Vocabulary(words, symbols),
-            "en": Vocabulary(words[: None if pieces else 30], symbols),
+            "de": Vocabulary(WORDS, symbols),
+            "en": Vocabulary(WORDS[: None if "tied_embeddings" in tied else 30], symbols),
         }
         vocabularies["de"].to_file(own / "src_vocab.txt")
         vocabularies["en"].to_file(own / "trg_vocab.txt")
@@ -346,8 +331,7 @@ def joeynmt(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
             return tuple(ids)
 
         stacks = module.encoder.layers, module.decoder.layers
-        line = "w3 w20 unknown word w1" if pieces else LINE
-        yield Case(name, module, own / "best.ckpt", run, stacks, encode, line)
+        yield Case(name, module, own / "best.ckpt", run, stacks, encode)
 
 
 def opennmt_py(folder: Path, dtype: torch.dtype) -> Iterator[Case]:
@@ -426,12 +410,8 @@ def _error(ours: Any, theirs: np.ndarray, real: np.ndarray) -> float:
 
 
 def _versions(package: str) -> str:
-    names = {
-        "fairseq": ("fairseq-fixed", "fairseq"),
-        "onmt": ("OpenNMT-py",),
-        "joeynmt": ("joeynmt",),
-    }
-    for name in names.get(package, ()):
+    names = {"fairseq": ("fairseq-fixed", "fairseq"), "onmt": ("OpenNMT-py",)}
+    for name in names.get(package, (package,)):
         try:
             return f"{name} {version(name)}, torch {torch.__version__}"
         except PackageNotFoundError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import annotated_transformer, fairseq, joeynmt, opennmt_py
-from jax_transformer.porting.trainers.trainer import Model, Trainer, as_dict
+from jax_transformer.porting.trainers.trainer import Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_jax
 
@@ -69,7 +69,7 @@ def from_trainer(
 
 def read_trainer(
     path: str | os.PathLike, trainer: str | None = None, *, num_heads: int | None = None
-) -> tuple[Trainer, Model]:
+) -> tuple[Trainer, TrainerCheckpoint]:
     """Return the program and the model of a checkpoint; arguments and errors of `from_trainer`."""
     known = ", ".join(TRAINERS)
     if trainer is not None and trainer not in TRAINERS:

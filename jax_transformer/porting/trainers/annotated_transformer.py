@@ -10,32 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import linear, residual_layer_rows
-from jax_transformer.convert.table import Buffer, Layout, Row
-from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint
 
 SETTINGS = Settings("annotated_transformer", {}, {"num_heads": 8})
 LAYER = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.")
 
 
-def _layout() -> Layout:
-    attentions = [("self_attention", "self_attn"), ("cross_attention", "src_attn")]
-    projections = [f"linears.{place}" for place in range(4)]
-    products = ("feed_forward.w_1", "feed_forward.w_2")
-    names = ("sublayer.{}.norm", projections, products, ("a_2", "b_2"))
-    rows = (
-        *linear("generator.proj", "output_projection"),
-        Row("src_embed.0.lut.weight", "source_embedding/embedding"),
-        Row("tgt_embed.0.lut.weight", "target_embedding/embedding"),
-        *residual_layer_rows("encoder", attentions[:1], *names),
-        *residual_layer_rows("decoder", attentions, *names),
-    )
-    tables = tuple(Buffer(f"{side}_embed.1.pe", PositionTable()) for side in ("src", "tgt"))
-    return Layout("annotated_transformer", rows, tables)
-
-
-def _fields(model: Model) -> dict[str, Any]:
+def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     layers = {match.groups() for name in model.tensors if (match := LAYER.match(name))}
     src_vocab_size, d_model = model.shape("src_embed.0.lut.weight")
     return {
@@ -59,9 +40,8 @@ def _fields(model: Model) -> dict[str, Any]:
 
 TRAINER = Trainer(
     "annotated_transformer",
-    _layout(),
     marks=({"src_embed.0.lut.weight", "generator.proj.weight"},),
-    read=lambda checkpoint: Model(checkpoint.arrays(checkpoint.content), SETTINGS),
+    read=lambda checkpoint: TrainerCheckpoint(checkpoint.arrays(checkpoint.content), SETTINGS),
     fields=_fields,
     tokenizer=lambda model, config: None,
     remedy=(

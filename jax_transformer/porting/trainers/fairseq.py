@@ -14,12 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.families.bart_lineage import stack_rows
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
-from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -61,20 +58,7 @@ _OLD_NORMS = {
 _FUSED = re.compile(r"^(.*_attn)\.in_proj_(weight|bias)$")
 
 
-def _layout() -> Layout:
-    rows = table_rows(
-        "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection"
-    )
-    # Models of versions below 3 have no norm at the end of their stacks.
-    version = np.array([3], np.float32)
-    buffers = tuple(Buffer(f"{stack}.version", lambda config: version) for stack in STACKS)
-    # Sinusoids are computed anew.
-    leaves = ("_float_tensor", "weights")
-    unused = tuple(f"{stack}.embed_positions.{leaf}" for stack in STACKS for leaf in leaves)
-    return Layout("fairseq", (*rows, *stack_rows("")), buffers, unused=unused)
-
-
-def _read(checkpoint: Checkpoint) -> Model:
+def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     """Return the model; the newer `cfg` counts where the file has both."""
     content = as_dict(checkpoint.content)
     whole = as_dict(content.get("cfg"))
@@ -87,7 +71,7 @@ def _read(checkpoint: Checkpoint) -> Model:
         raise InputError(f"{checkpoint.path}: holds no settings under 'cfg' or 'args'")
     tensors = _renamed(checkpoint.arrays(content.get("model")))
     tokens = (_tokens(checkpoint.path, task, side) for side in ("source", "target"))
-    return Model(tensors, Settings("fairseq", values, DEFAULTS), *tokens)
+    return TrainerCheckpoint(tensors, Settings("fairseq", values, DEFAULTS), *tokens)
 
 
 def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -138,7 +122,7 @@ def read_dictionary(path: Path) -> list[str]:
     return tokens
 
 
-def _fields(model: Model) -> dict[str, Any]:
+def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     s = model.settings
     s.off(REFUSED)
     widths = _present(s, "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
@@ -196,7 +180,6 @@ def _max_length(settings: Settings, positions: str) -> int:
 
 TRAINER = Trainer(
     "fairseq",
-    _layout(),
     marks=({"model", "cfg"}, {"model", "args"}),
     read=_read,
     fields=_fields,

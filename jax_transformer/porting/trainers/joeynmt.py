@@ -5,28 +5,21 @@ Source of the facts: the public code of JoeyNMT 2.3.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
 if TYPE_CHECKING:
-    from jax_transformer.tokenizers import Tokenizer
+    pass
 
 SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
-PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 # What an absent setting means; the settings of a stack are joined by dots.
 DEFAULTS: Mapping[str, Any] = {
@@ -55,25 +48,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def _layout() -> Layout:
-    rows = table_rows("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer")
-    attentions = {
-        "encoder": {"self_attention": ("src_src_att", "layer_norm")},
-        "decoder": {
-            "self_attention": ("trg_trg_att", "x_layer_norm"),
-            "cross_attention": ("src_trg_att", "dec_layer_norm"),
-        },
-    }
-    inside = ("pwff_layer.0", "pwff_layer.3", "layer_norm")
-    feed_forward = tuple(f"feed_forward.{name}" for name in inside)
-    for stack, modules in attentions.items():
-        rows += layer_rows(f"{stack}.layers", stack, modules, PROJECTIONS, feed_forward)
-        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
-    return Layout("joeynmt", tuple(rows), tables)
-
-
-def _read(checkpoint: Checkpoint) -> Model:
+def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
@@ -84,16 +59,15 @@ def _read(checkpoint: Checkpoint) -> Model:
     whole = as_dict(read_yaml(file, vocabulary.MISSING))
     if not isinstance(whole.get("model"), dict):
         raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
-    data = as_dict(whole.get("data"))
-    symbols = as_dict(data.get("special_symbols"))
-    values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols, "data": data})
+    symbols = as_dict(as_dict(whole.get("data")).get("special_symbols"))
+    values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols})
     content = as_dict(checkpoint.content)
     files = [folder / name for name in VOCABULARIES]
     tokens: list[list[str] | None] = [None, None]
     if all(path.is_file() for path in files):
         tokens = [read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files]
     tensors = checkpoint.arrays(content.get("model_state"))
-    return Model(tensors, Settings(str(file), values, DEFAULTS), *tokens, folder)
+    return TrainerCheckpoint(tensors, Settings(str(file), values, DEFAULTS), *tokens)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -107,7 +81,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _fields(model: Model) -> dict[str, Any]:
+def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     s = model.settings
     for stack in STACKS:
         s.word(f"{stack}.type", {"transformer": None})
@@ -143,7 +117,7 @@ def _fields(model: Model) -> dict[str, Any]:
     }
 
 
-def _placement(model: Model) -> str:
+def _placement(model: TrainerCheckpoint) -> str:
     """Return where the norms are.
 
     JoeyNMT 2.0 has no such setting and norms before each sublayer. Version 2.3 without the
@@ -165,87 +139,17 @@ def _placement(model: Model) -> str:
     return s.agreed(*names)
 
 
-def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    if (tokenizer := _text_tokenizer(model, config)) is not None:
-        return tokenizer
-    unk_id = model.settings["special_symbols.unk_id"]
-    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[config.eos_id])
-
-
-def _text_tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
-    """Return the tokenizer of text; None where sentencepiece is not all that made the tokens.
-
-    JoeyNMT copies the sentencepiece models into the folder of the checkpoint. It looks the pieces
-    up in its own vocabularies, and lets the models use only pieces that are there.
-    """
-    if model.source_tokens is None or model.target_tokens is None:
-        return None
-    files = [_model_file(model, side) for side in ("src", "trg")]
-    if None in files:
-        return None
-    from jax_transformer.tokenizers import READERS, read_files
-
-    unk_id = model.settings["special_symbols.unk_id"]
-    vocabulary.check_vocabularies(model, config, unk_id)
-    contents, both = {}, (model.source_tokens, model.target_tokens)
-    for name, file, tokens in zip(("source.spm", "target.spm"), files, both, strict=True):
-        contents[name] = read_files(model.folder, [file])[file]
-        if not _is_whole(contents[name], file, tokens):
-            return None
-    for name, tokens in zip(("vocab.json", "target_vocab.json"), both, strict=True):
-        contents[name] = json.dumps({token: i for i, token in enumerate(tokens)}).encode()
-    if model.target_tokens == model.source_tokens:
-        del contents["target_vocab.json"]
-    ids = {name: getattr(config, name) for name in ("pad_id", "eos_id", "bos_id")}
-    settings = {
-        **ids,
-        "rule": "marian",
-        "unk_id": unk_id,
-        "source_suffix": [config.eos_id],
-        "target_suffix": [config.eos_id],
-        "added_tokens": {model.target_tokens[i]: i for i in (*ids.values(), unk_id)},
-    }
-    return READERS["sentencepiece"](contents, settings, str(model.folder))
-
-
-def _model_file(model: Model, side: str) -> str | None:
-    """Return the name of a side's sentencepiece model; None where there is more to its text."""
-    start, values = f"data.{side}.", model.settings.values
-    text = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
-    tokenizer = as_dict(text.get("tokenizer_cfg"))
-    kind = text.get("tokenizer_type", text.get("bpe_type", "sentencepiece"))
-    split_before = str(tokenizer.get("pretokenizer", "none")).lower() != "none"
-    name = Path(str(tokenizer.get("model_file", ""))).name
-    if text.get("level") != "bpe" or kind != "sentencepiece" or split_before:
-        return None
-    if text.get("lowercase") or text.get("normalize") or not (model.folder / name).is_file():
-        return None
-    return name
-
-
-def _is_whole(content: bytes, name: str, tokens: Sequence[str]) -> bool:
-    """Return whether every piece of a model is in the vocabulary, so that it can use them all.
-
-    Pieces of one character are used in any case. Pieces of bytes lose their meaning in JoeyNMT.
-    """
-    from jax_transformer.tokenizers.readers.model_files import read_model
-
-    processor = read_model(content, name)
-    ids = range(processor.get_piece_size())
-    if any(map(processor.is_byte, ids)):
-        return False
-    ordinary = (i for i in ids if not processor.is_control(i) and not processor.is_unknown(i))
-    pieces = {piece for piece in map(processor.id_to_piece, ordinary) if len(piece) > 1}
-    return pieces <= set(tokens)
-
-
 TRAINER = Trainer(
     "joeynmt",
-    _layout(),
     marks=({"model_state"},),
     read=_read,
     fields=_fields,
-    tokenizer=_tokenizer,
+    tokenizer=lambda model, config: vocabulary.word_tokenizer(
+        model,
+        config,
+        model.settings["special_symbols.unk_id"],
+        source_suffix=[config.eos_id],
+    ),
     remedy=(
         "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
         "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"

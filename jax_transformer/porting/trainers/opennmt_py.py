@@ -6,18 +6,14 @@ of torchtext, whose classes are not read; its tool convertv2_v3.py writes them a
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import Model, Settings, Trainer, as_dict, table_rows
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -25,10 +21,7 @@ if TYPE_CHECKING:
     from jax_transformer.tokenizers import Tokenizer
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
-LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
-EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in LAYERS)
-PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
-GATED, PLAIN = ("gated_feed_forward", True), ("gated_feed_forward", False)
+EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
@@ -60,33 +53,7 @@ REFUSED = """
 RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
 
 
-def _layout() -> Layout:
-    rows = table_rows(*(f"{table}.emb_luts.0.weight" for table in EMBEDDINGS), "generator")
-    attentions = {
-        "encoder": {"self_attention": ("self_attn", "layer_norm")},
-        "decoder": {
-            "self_attention": ("self_attn", "layer_norm_1"),
-            "cross_attention": ("context_attn", "layer_norm_2"),
-        },
-    }
-    feed_forward = tuple(f"feed_forward.{name}" for name in ("w_1", "w_2", "layer_norm"))
-    for stack, modules in attentions.items():
-        foreign = f"{stack}.{LAYERS[stack]}"
-        rows += [
-            # The activation is that of the first product, which in a gated network is the gate.
-            dataclasses.replace(row, when=PLAIN) if ".w_1." in row.foreign else row
-            for row in layer_rows(foreign, stack, modules, PROJECTIONS, feed_forward)
-        ]
-        inside, path = f"{foreign}.{{i}}.feed_forward", f"{stack}/layers_{{i}}/feed_forward"
-        gated = linear(f"{inside}.w_1", f"{path}/gate") + linear(f"{inside}.w_3", f"{path}/inner")
-        rows += [dataclasses.replace(row, when=GATED) for row in gated]
-        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    table = PositionTable(("length", 1, "d_model"))
-    tables = tuple(Buffer(f"{name}.pe.pe", table) for name in EMBEDDINGS)
-    return Layout("opennmt_py", tuple(rows), tables)
-
-
-def _read(checkpoint: Checkpoint) -> Model:
+def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     """Return the model; its weights may lie in a .safetensors file beside the checkpoint."""
     content = as_dict(checkpoint.content)
     if "model" in content:
@@ -110,10 +77,10 @@ def _read(checkpoint: Checkpoint) -> Model:
                 f"{checkpoint.path}: vocab has no lists of tokens; convert a checkpoint of version "
                 "2 with convertv2_v3.py of OpenNMT-py 3"
             )
-    return Model(tensors, Settings("OpenNMT-py", values, DEFAULTS), *both)
+    return TrainerCheckpoint(tensors, Settings("OpenNMT-py", values, DEFAULTS), *both)
 
 
-def _fields(model: Model) -> dict[str, Any]:
+def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     s = model.settings
     for name, word in REQUIRED.items():
         s.word(name, {word: None})
@@ -162,7 +129,7 @@ def _rate(s: Settings, name: str) -> float | None:
     return rate[0] if isinstance(rate, list) and rate else rate
 
 
-def _special_ids(model: Model) -> tuple[int, int, int, int]:
+def _special_ids(model: TrainerCheckpoint) -> tuple[int, int, int, int]:
     """Return the ids of padding, of the first token of targets, of EOS and of UNK."""
     start = model.settings["decoder_start_token"]
     ids = []
@@ -179,14 +146,13 @@ def _special_ids(model: Model) -> tuple[int, int, int, int]:
     return tuple(ids)
 
 
-def _tokenizer(model: Model, config: TransformerConfig) -> Tokenizer | None:
+def _tokenizer(model: TrainerCheckpoint, config: TransformerConfig) -> Tokenizer | None:
     unk_id = _special_ids(model)[3]
     return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[])  # and no EOS
 
 
 TRAINER = Trainer(
     "opennmt_py",
-    _layout(),
     marks=({"opt", "vocab"},),
     read=_read,
     fields=_fields,

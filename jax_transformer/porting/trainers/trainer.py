@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear
-from jax_transformer.convert.table import Layout, Row
+from jax_transformer.convert.layout_file import read_layout
+from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.weights.torch_file import Checkpoint, Namespace
 
@@ -21,33 +22,17 @@ if TYPE_CHECKING:
 PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
-def table_rows(source: str, target: str, output: str) -> list[Row]:
-    """Return the rows of embeddings that may be shared, and of an output that may be tied."""
-    tied = ("output_projection", "tied")
-    return [
-        Row(source, "token_embedding/embedding"),
-        Row(target, "token_embedding/embedding"),
-        Row(f"{output}.weight", "token_embedding/embedding", when=tied),
-        Row(source, "source_embedding/embedding"),
-        Row(target, "target_embedding/embedding"),
-        Row(f"{output}.weight", "target_embedding/embedding", when=tied),
-        *linear(output, "output_projection"),
-    ]
-
-
-class Model(NamedTuple):
+class TrainerCheckpoint(NamedTuple):
     """What a checkpoint and the files beside it hold.
 
     Attributes:
         source_tokens: The source token of each id; None where the vocabulary is not recorded.
-        folder: The folder of the checkpoint, where the program has more files there.
     """
 
     tensors: dict[str, np.ndarray]
     settings: Settings
     source_tokens: list[str] | None = None
     target_tokens: list[str] | None = None
-    folder: Path | None = None
 
     def shape(self, name: str, axes: int = 2) -> tuple[int, ...]:
         """Return the shape of a tensor with so many axes."""
@@ -73,19 +58,23 @@ class Trainer:
     """
 
     name: str
-    layout: Layout
     marks: tuple[set[str], ...]
-    read: Callable[[Checkpoint], Model]
-    fields: Callable[[Model], dict[str, Any]]
-    tokenizer: Callable[[Model, TransformerConfig], Tokenizer | None]
+    read: Callable[[Checkpoint], TrainerCheckpoint]
+    fields: Callable[[TrainerCheckpoint], dict[str, Any]]
+    tokenizer: Callable[[TrainerCheckpoint, TransformerConfig], Tokenizer | None]
     remedy: str
     records_heads: bool = True
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The layout of its name, which a file beside this one holds."""
+        return read_layout(Path(__file__).with_name(f"{self.name}.toml")).layout
 
     def wrote(self, content: Mapping[str, Any]) -> bool:
         """Return whether the content of a checkpoint has the marks of the program."""
         return any(marks <= content.keys() for marks in self.marks)
 
-    def config(self, model: Model) -> TransformerConfig:
+    def config(self, model: TrainerCheckpoint) -> TransformerConfig:
         """Return the config of a model."""
         fields = self.fields(model)
         try:

@@ -13,7 +13,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, shorten
 
 if TYPE_CHECKING:
-    from jax_transformer.porting.trainers.trainer import Model
+    from jax_transformer.porting.trainers.trainer import TrainerCheckpoint
     from jax_transformer.tokenizers import Tokenizer
 
 SPECIAL = ("pad_id", "bos_id", "eos_id")
@@ -21,7 +21,7 @@ MISSING = "cannot be read; copy the file beside the checkpoint"
 
 
 def word_tokenizer(
-    model: Model,
+    model: TrainerCheckpoint,
     config: TransformerConfig,
     unk_id: Any,
     *,
@@ -34,7 +34,17 @@ def word_tokenizer(
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
-    check_vocabularies(model, config, unk_id)
+    for side, tokens, size in (
+        ("source", model.source_tokens, config.src_vocab_size),
+        ("target", model.target_tokens, config.tgt_vocab_size),
+    ):
+        if len(tokens) != size:
+            raise InputError(
+                f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
+                "the vocabulary that it was trained with"
+            )
+        if type(unk_id) is not int or not 0 <= unk_id < size:
+            raise InputError(f"unk_id={shorten(unk_id)} is no id of the {side} vocabulary")
     try:
         from jax_transformer.tokenizers import READERS, separate
     except ImportError as error:
@@ -51,21 +61,6 @@ def word_tokenizer(
         if model.source_tokens == model.target_tokens:
             return both[0]
     return separate(*both)
-
-
-def check_vocabularies(model: Model, config: TransformerConfig, unk_id: object) -> None:
-    """Refuse vocabularies of other sizes than the model's tables, or without the unknown token."""
-    for side, tokens, size in (
-        ("source", model.source_tokens, config.src_vocab_size),
-        ("target", model.target_tokens, config.tgt_vocab_size),
-    ):
-        if len(tokens) != size:
-            raise InputError(
-                f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
-                "the vocabulary that it was trained with"
-            )
-        if type(unk_id) is not int or not 0 <= unk_id < size:
-            raise InputError(f"unk_id={shorten(unk_id)} is no id of the {side} vocabulary")
 
 
 def _tokenizer_json(
