@@ -1,7 +1,7 @@
 """The two tiers of the tests: a quick one for a person, and an exhaustive one for CI.
 
-`pytest` runs the quick tier: every promise once. `pytest -m exhaustive` runs the rest: cross
-products, fuzzing, kills by the hundred.
+`pytest` runs the quick tier: what shows a fault in a second. `pytest -m exhaustive` runs the rest:
+cross products, fuzzing, kills by the hundred.
 """
 
 import pytest
