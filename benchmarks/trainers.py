@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import torch
+import tyro
 from torch import nn
 
 from jax_transformer import convert, porting
@@ -420,4 +421,4 @@ def _versions(package: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

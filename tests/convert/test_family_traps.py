@@ -22,6 +22,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model import functional
 from jax_transformer.model.masks import source_mask
 from jax_transformer.model.transformer import Transformer
+from jax_transformer.model.tree import parameter_shapes
 from tests.convert.families.case import foreign_model, foreign_results, ragged_tokens
 from tests.convert.families.t5_lineage import write_folder
 from tests.parity.ladder import bound, error
@@ -44,7 +45,13 @@ Marian = functools.partial(Trap, "marian", "three_heads")
 
 def fields(**changes):
     """Return the mistake of other fields; parameters that then have no place are left out."""
-    return lambda config, params: (dataclasses.replace(config, **changes), params)
+
+    def mistake(config, params):
+        wrong = dataclasses.replace(config, **changes)
+        kept = parameter_shapes(wrong)
+        return wrong, nest({path: leaf for path, leaf in flatten(params).items() if path in kept})
+
+    return mistake
 
 
 def leaves(change):
