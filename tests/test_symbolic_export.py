@@ -117,6 +117,7 @@ def test_an_export_of_any_size_is_made_for_a_platform_that_is_not_here(preset, n
     assert any("b" in str(size) for size in exported.out_avals[0].shape)
 
 
+@pytest.mark.exhaustive
 def test_flash_attention_of_lengths_that_are_not_known_is_plain():
     config = small_config(
         "vaswani2017", num_encoder_layers=1, num_decoder_layers=1, max_length=2048

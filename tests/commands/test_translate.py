@@ -267,6 +267,7 @@ def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
         assert shown.count(f"--{name.replace('_', '-')}") >= 1, name
 
 
+@pytest.mark.exhaustive
 def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, tmp_path):
     lines = [LINES[number % 4] for number in range(150)]
     text = "\n".join(lines).encode()

@@ -90,6 +90,7 @@ def test_a_half_table_comes_back_bit_for_bit(half, tmp_path):
         assert same_bits(own, came)
 
 
+@pytest.mark.exhaustive
 def test_the_rounding_is_kept_in_a_folder_of_this_library_and_in_both_models(tmp_path):
     write(tmp_path / "model", "pegasus", "bfloat16", "safetensors")
     config, params = from_huggingface(tmp_path / "model", dtype="float32")

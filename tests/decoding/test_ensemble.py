@@ -42,6 +42,7 @@ def greedy_by_hand(params, configs):
     return tokens[:, 1:], total
 
 
+@pytest.mark.exhaustive
 def test_greedy_search_is_that_of_the_mean_log_probabilities(models):
     tokens, total = greedy_by_hand(*models)
     found = generate(*models, SRC, max_new_tokens=STEPS)

@@ -56,6 +56,7 @@ def translated(folder, path, lines):
     return "".join(result["text"] for result in results)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lines", [1, 3])
 def test_the_parts_of_a_file_are_translated_as_the_whole(model, folder, tmp_path, lines):
     path = tmp_path / "input"

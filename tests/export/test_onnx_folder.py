@@ -48,6 +48,7 @@ def exported(base, tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_readme_translates_without_this_library(exported):
     assert run_readme(exported / "out", LINES, without=WITHOUT) == greedy_texts(
         load(exported / "model"), LINES

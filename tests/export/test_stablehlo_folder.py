@@ -83,6 +83,7 @@ def sources(config, batch, length):
     return src.astype(np.int32)
 
 
+@pytest.mark.exhaustive
 def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     save(tmp_path / "model", base)
     command = [str(tmp_path / "model"), str(tmp_path / "out"), "--to", "stablehlo"]

@@ -28,7 +28,6 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
-from tests.tiers import tiered
 
 torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
 
@@ -36,7 +35,8 @@ REFUSED = "torch_nn"  # it reads and writes vectors
 PRESETS = sorted({*TransformerConfig.presets()} - {REFUSED})
 
 
-@pytest.mark.parametrize("name", tiered(PRESETS, ["umt5"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_model_translates_and_trains_alike(base, tmp_path, name):
     model = with_preset(base, name, num_encoder_layers=1, num_decoder_layers=2)
     model = model._replace(params=random_params(model.config))
@@ -86,6 +86,7 @@ def own(base, tmp_path):
     return tmp_path / "own"
 
 
+@pytest.mark.exhaustive
 def test_two_lines_load_it_where_jax_is_not_installed(own):
     root = Path(torch_reference.__file__).parents[1]
     command = [sys.executable, "-c", TWO_LINES, str(own)]

@@ -57,6 +57,7 @@ def test_vmap_over_models_is_a_loop_over_models(model):
         assert error(one, run(params, config, src, tgt)) <= ROUNDED
 
 
+@pytest.mark.exhaustive
 def test_gradient_is_the_slope(x64):
     config = small_config("vaswani2017")
     params = random_params(config, dtype=np.float64)

@@ -62,6 +62,7 @@ def test_the_fused_form_has_the_outputs_and_gradients_of_the_shifted_form(kind, 
             assert error(np.asarray(fused), np.asarray(shifted)) < bound, name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fused_form_keeps_half_precision_and_computes_in_float32(kind):
     x, scale, bias, cotangent = draw("bfloat16")

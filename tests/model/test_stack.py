@@ -39,7 +39,7 @@ def plain():
     [
         Execution(remat="layers"),
         pytest.param(Execution(remat="dots"), marks=pytest.mark.exhaustive),
-        Execution(scan_layers=True),
+        pytest.param(Execution(scan_layers=True), marks=pytest.mark.exhaustive),
         pytest.param(Execution(remat="layers", scan_layers=True), marks=pytest.mark.exhaustive),
         pytest.param(Execution.for_platform("gpu"), marks=pytest.mark.exhaustive),
         Execution.for_platform("tpu"),

@@ -20,6 +20,7 @@ from jax_transformer.model.tree import (
     parameter_shapes,
     parameters_of,
 )
+from tests.tiers import DISTINCT_PRESETS, tiered
 
 SMALL = {
     "src_vocab_size": 17,
@@ -52,7 +53,7 @@ def check_declared(config):
     assert parameter_count(config) == sum(map(math.prod, expected.values())), config
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, DISTINCT_PRESETS))
 def test_the_parameters_of_every_preset_are_the_declared_ones(preset):
     check_declared(TransformerConfig.preset(preset, **SMALL))
 
@@ -83,6 +84,7 @@ def test_the_parameters_of_any_config_are_the_declared_ones():
         check_declared(config)
 
 
+@pytest.mark.exhaustive
 def test_every_parameter_is_of_the_configs_with_the_fields_that_it_needs():
     for needs in {
         str(parameter.needs): parameter.needs for parameter in PARAMETERS.values()

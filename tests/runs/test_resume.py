@@ -178,6 +178,7 @@ def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):
             read_nonfinite(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
     settings, training, held_out = tiny_task(Task(400))
     config = dataclasses.replace(settings.training_config, patience=3)

@@ -185,6 +185,7 @@ print(deaths)
 """
 
 
+@pytest.mark.exhaustive
 def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_path, one_process):
     """The manifest too, with its counts and the places of bad lines."""
     text, _ = write_bad(tmp_path, 250)

@@ -16,6 +16,7 @@ from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import SPIKE_WINDOW, parameter_ema, refusable, with_guard
 from jax_transformer.training.step import init_state, train_step
+from tests.tiers import tiered
 
 CONFIG = TransformerConfig(
     src_vocab_size=13,
@@ -150,6 +151,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made():
     assert leaves_equal((state.params, state.step), (clean.params, clean.step))
 
 
+@pytest.mark.exhaustive
 def test_a_run_rejects_the_spikes_that_its_settings_name():
     settings = dataclasses.replace(SETTINGS, spike_factor=1.01, learning_rate_factor=3.0)
     state, spikes = start(CONFIG, settings), []
@@ -176,7 +178,7 @@ def ragged_step(optimizer, **options):
     return make, params, optimizer.init(trained), example
 
 
-@pytest.mark.parametrize("parts", [4, 3])
+@pytest.mark.parametrize("parts", tiered([4, 3], [3]))
 def test_the_public_step_with_microbatches_is_that_of_one_large_batch_of_ragged_rows(parts):
     results = []
     for count in (1, parts):

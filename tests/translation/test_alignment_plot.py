@@ -48,6 +48,7 @@ def make_alignment(source_length, target_length):
     return Alignment(7, source, [f"t{index}" for index in range(target_length)], weights)
 
 
+@pytest.mark.exhaustive
 def test_the_first_lines_with_text_are_shown_by_their_numbers_and_tokens(drawn):
     shown, _ = drawn
     assert [one.line for one in shown] == [2, 3, 5, 6, 7, 8]

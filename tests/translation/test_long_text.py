@@ -90,6 +90,7 @@ def test_a_bad_sentence_is_left_out_and_its_line_is_told(model, translator):
     assert (first, blank) == (translator("Cab.").text, "")
 
 
+@pytest.mark.exhaustive
 def test_sampled_sentences_depend_on_their_place_alone(translator):
     options = {"split_sentences": "en", "seed": 3, "temperature": 4.0}
     texts = ["Cab. Cab. Cab. Cab.", "Fed.", "Cab. Cab. Cab. Cab."]

@@ -157,6 +157,7 @@ def test_every_file_is_needed(directory):
     load(directory)
 
 
+@pytest.mark.exhaustive
 def test_every_flipped_bit_is_found(trained, directory):
     """In config.json too: whatever still is the same JSON is the same model."""
     random, tried = np.random.default_rng(0), 0

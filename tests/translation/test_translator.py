@@ -62,6 +62,7 @@ def test_a_prefix_stands_before_every_text_but_blank_ones(translator):
     assert results == [translator("bead a").text, "", "", translator("bead cab").text]
 
 
+@pytest.mark.exhaustive
 def test_alignments_are_the_models_attention(model, translator):
     texts = [*TEXTS, *["fed dab"] * 9]
     results = translator(texts, alignments=True, window=9)
@@ -140,6 +141,7 @@ def test_unknown_models_and_languages_are_one_line(model, tmp_path):
             Translator(source, target_lang="de")
 
 
+@pytest.mark.exhaustive
 def test_an_ensemble_chooses_by_the_mean_of_log_probabilities(model, translator):
     other = model._replace(params=jax.tree.map(lambda leaf: -0.7 * leaf[::-1], model.params))
     both = Translator([model, other])

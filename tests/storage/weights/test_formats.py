@@ -283,6 +283,7 @@ def test_metadata_come_back_without_the_digests(tmp_path):
         weight_files.write(tmp_path / "new.safetensors", model(), metadata={"sha256:x": ""})
 
 
+@pytest.mark.exhaustive
 def test_every_flipped_bit_of_an_own_safetensors_file_is_detected(tmp_path):
     path, damaged = tmp_path / "w.safetensors", tmp_path / "damaged.safetensors"
     weight_files.write(path, model(), metadata={"format": "pt", "config": '{"num_heads": 3}'})
