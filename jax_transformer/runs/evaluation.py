@@ -45,20 +45,17 @@ class Evaluation:
     exact: bool  # whether the share of exact matches is shown instead of BLEU and chrF
     console: Console
     mesh: Mesh
-    shown_step: int | None = None  # the step whose translations were shown last
+    measured: tuple[int | None, list[str]] = (None, [])  # the last step, and its translations
 
     def measure(self, step: int, params: Params) -> dict[str, float]:
-        """Show translations and scores of the parameters; return the BLEU for the log."""
+        """Show scores and translations of the parameters; return the BLEU for the log."""
         # Each of several processes translates by itself: it cannot use the devices of the others.
         alone = jax.process_count() == 1
         mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
         model = trained_model(self.settings, params)
         hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
         translations = [best.text for best, *_ in hypotheses]
-        triples = list(zip(self.text.sources, translations, self.text.targets, strict=True))
-        for source, translation, reference in triples[:: -(-len(triples) // SAMPLES)]:
-            self.console.print(f"  {source}\n    {translation}\n    ({reference})")
-        self.shown_step = step
+        self.measured = step, translations
         bleu = scores.bleu(translations, self.text.targets, self.tokenization)
         if self.exact:
             share = scores.exact_match(translations, self.text.targets)
@@ -67,6 +64,8 @@ class Evaluation:
         else:
             self.console.print(bleu.report)
             self.console.print(scores.chrf(translations, self.text.targets).report)
+        if self.console.is_terminal:  # a log has them once, at the end
+            self._show_samples()
         return {"validation_bleu": bleu.value}
 
     def finish(self, output: Path, best: Best) -> None:
@@ -84,8 +83,16 @@ class Evaluation:
                 self.console.print(f"drawn: {picture}")
             except (InputError, OSError) as error:
                 self.console.print(f"WARNING: {picture} is not drawn ({error})")
-        if self.shown_step != best.step:
+        if self.measured[0] != best.step:
             self.measure(best.step, best.params)
+        if not self.console.is_terminal:
+            self._show_samples()
+
+    def _show_samples(self) -> None:
+        triples = zip(self.text.sources, self.measured[1], self.text.targets, strict=True)
+        for sample in list(triples)[:: -(-len(self.text.sources) // SAMPLES)]:
+            for label, line in zip(("source", "translation", "reference"), sample, strict=True):
+                self.console.print(f"  {label + ':':<12} {line}")
 
     def _draw_attention(self, model: TrainedModel, picture: Path) -> None:
         lines = self.text.sources[: alignment_plot.MAX_LINES]

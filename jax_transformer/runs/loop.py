@@ -102,7 +102,9 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     layout = epoch_layout(training, training_config)
     console.print(_epoch_report(training, run, layout))
     started = time.monotonic()
-    with console.status("compiling"), run.stop.during("the compilation and one step"):
+    count = len(layout.shapes)
+    console.print(f"compiling the training step for {count} batch shape{'s' * (count > 1)}")
+    with run.stop.during("the compilation and one step"):
         step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
         for rows, length in layout.shapes:
             shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
@@ -110,7 +112,7 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
             segments = None if training_config.batching == "buckets" else ids
             batch = Batch(ids, ids, ids, segments, segments)
             steps[shape] = step.lower(start.state, batch).compile()
-    console.print(f"{len(steps)} batch shapes compiled in {time.monotonic() - started:.1f} s")
+    console.print(f"compiled in {time.monotonic() - started:.1f} s")
     with _open_outputs(run, start.progress, validation, console) as outputs:
         outputs.checkpoints.save(start)
         checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, outputs)
@@ -185,12 +187,13 @@ def _evaluate(
     measured = {}
     with outputs.watchdog.paused(), run.stop.during("this evaluation"):
         loss = outputs.validation_loss(state.eval_params)
+        outputs.shown.report_validation(progress.step, loss)
         if math.isfinite(loss) and run.measure is not None:
             params = jax.tree.map(distributed.to_host, state.eval_params)
             measured = run.measure(progress.step, params)
             # Each process takes the main one's numbers: its own may differ in a bit.
             measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
-    outputs.shown.report_validation(progress.step, loss)
+    outputs.shown.skip_time()
     outputs.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
         return checkpoint, loss

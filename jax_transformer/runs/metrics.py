@@ -142,7 +142,7 @@ class Progress:
             counts = [int(each.target_tokens) for each in accepted]
             losses = map(lambda each, count: float(each.loss) * count, accepted, counts)
             values["loss"] = sum(losses) / max(sum(counts), 1)
-            shown_loss = f"{values['loss']:.3f}"
+            shown_loss = f"{values['loss']:#.4g}"
         seconds_per_step = max(now - self._started, 0) / (step - self._first)
         left = timedelta(seconds=round(min(seconds_per_step * (self._steps - step), LONGEST)))
         line = (
@@ -160,6 +160,9 @@ class Progress:
         return values
 
     def report_validation(self, step: int, loss: float) -> None:
-        """Show a validation loss; the time of the evaluation does not count for the next steps."""
-        self._console.print(f"step {step:,}: validation loss {loss:.3f} nats a token")
+        """Show a validation loss."""
+        self._console.print(f"step {step:,}: validation loss {loss:#.4g} nats a token")
+
+    def skip_time(self) -> None:
+        """Leave the time since the last report, of an evaluation, out of the speed of the steps."""
         self._window_started = time.monotonic()

@@ -118,7 +118,8 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     assert losses[-1] < losses[0] < np.log(8)
     assert best.step == 20
     assert best.score == pytest.approx(losses[-1], abs=1e-3)
-    assert re.search(r"2 batch shapes compiled in \d+\.\d s", shown)
+    said = r"compiling the training step for 2 batch shapes\ncompiled in \d+\.\d s\n"
+    assert re.search(said, shown)  # also where there is no terminal
     measures = r"loss \d\.\d{3}  learning rate \d\.\d\de-0\d  [\d,]+ tokens/s  0:00:0\d left"
     steps_made = re.findall(rf"step (\d+)/20  {measures}", shown)
     assert steps_made == ["8", "16", "20"]
@@ -132,6 +133,22 @@ def test_a_terminal_shows_it_live(train):
     shown = live.file.getvalue()
     assert "\x1b[2K" in shown  # a line is drawn anew
     assert re.search(r"step 20/20  loss .* left", shown)
+
+
+def test_a_small_loss_has_digits_that_say_something(monkeypatch):
+    monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
+    small = Metrics(np.float32(0.00021234), np.int32(5), np.float32(0.1), np.bool_(True))
+    lines = console()
+    with run_metrics.Progress(lines, first=0, steps=20) as bar:
+        bar.report(2, [small])
+        for loss in (0.000021234, 0.21234, 2.1):
+            bar.report_validation(2, loss)
+    assert re.findall(r"loss (\S+)", lines.file.getvalue()) == [
+        "0.0002123",
+        "2.123e-05",
+        "0.2123",
+        "2.100",
+    ]
 
 
 def test_the_best_parameters_are_kept(train, monkeypatch):
