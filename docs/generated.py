@@ -52,12 +52,12 @@ def side_by_side() -> str:
 
 def commands() -> str:
     """Return the page with the help of every command."""
-    parts = ["# Commands", "What `jax-transformer COMMAND --help` prints."]
+    parts = ["# Commands", "What `jax-transformer COMMAND --help-all` prints."]
     os.environ["COLUMNS"] = "96"  # argparse reads it
     for name, purpose in command_line.COMMANDS.items():
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            command_line.run_command(name, "--help")
+            command_line.run_command(name, "--help-all")
         parts += [
             f"## jax-transformer {name}",
             f"{purpose.capitalize()}.",

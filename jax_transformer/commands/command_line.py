@@ -10,7 +10,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from jax_transformer.config.declared import checked, declarations
@@ -22,10 +22,17 @@ REQUIRED = dataclasses.MISSING
 class Parser(argparse.ArgumentParser):
     """A parser that refuses a wrong argument in one line, and keeps values as text.
 
-    The results have only the values that are named.
+    The results have only the values that are named. If `shown` is not None, it has the names of
+    the flags that the parser knows: it shows a help, and parses nothing.
     """
 
-    def __init__(self, command: str, description: str, positional: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        command: str,
+        description: str,
+        positional: Sequence[str] = (),
+        shown: Collection[str] | None = None,
+    ) -> None:
         super().__init__(
             f"jax-transformer {command}",
             " ".join(["%(prog)s", *map(str.upper, positional), "[--ARGUMENT VALUE ...]"]),
@@ -35,14 +42,19 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=False,
         )
-        self.positional = positional
+        self.positional, self.shown = positional, shown
         self.heading: Any = self  # the part of the help under which the next flags stand
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
+        others = argparse.SUPPRESS if shown is None else "show all arguments and exit"
+        self.add_argument("--help-all", action="store_true", help=others)
 
     def add(self, name: str, declared: Any, help_text: str, default: Any, *short: str) -> None:
         """Add a positional argument, or the flag of a value, under the last heading."""
+        if self.shown is not None and name not in (*self.shown, *self.positional):
+            return
+        default = " ".join(map(str, default)) if isinstance(default, tuple) else default
         # Without a default, the help says what happens.
-        has_none = any(default is absent for absent in (REQUIRED, None, False)) or default == ()
+        has_none = any(default is absent for absent in (REQUIRED, None, False)) or default == ""
         shown = "" if has_none else f" (default: {'yes' if default is True else default})"
         words: dict[str, Any] = {"help": f"{help_text}{shown}".replace("%", "%%")}
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
@@ -81,9 +93,10 @@ class Parser(argparse.ArgumentParser):
 def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
     """Return the declared arguments of a command, as a command line names them.
 
-    With --help, what they mean is shown, and the program ends. A field with the metadata "options",
-    a declared dataclass, is a mapping of those of its fields that are named; the metadata "short"
-    has shorter names of its flags.
+    With --help, what they mean is shown, and the program ends: those alone that the attribute
+    `USUAL` of the dataclass names, if it has one; with --help-all, all of them. A field with the
+    metadata "options", a declared dataclass, is a mapping of those of its fields that are named;
+    the metadata "short" has shorter names of its flags.
 
     Args:
         command: A function whose one argument is a declared dataclass.
@@ -95,7 +108,9 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
     text, helps = described(settings)
     fields, types = dataclasses.fields(settings), declared_fields(settings)
     unnamed = (each for each in fields if each.default is each.default_factory is REQUIRED)
-    parser = Parser(command.__name__, text, [each.name for each in unnamed])
+    asks = {"-h", "--help", "--help-all"} & set(argv)
+    usual = getattr(settings, "USUAL", None) if asks and "--help-all" not in asks else None
+    parser = Parser(command.__name__, text, [each.name for each in unnamed], usual)
     parts: dict[str, type] = {}
     for each in fields:
         part = each.metadata.get("options") or types[each.name]
@@ -110,7 +125,7 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
             default = REQUIRED if "options" in each.metadata else option.default
             words = types[option.name], part_helps[option.name], default
             parser.add(option.name, *words, *short.get(option.name, ()))
-    if {"-h", "--help"} & set(argv):
+    if asks:
         show_help(parser)
     named = {
         name: checked(name, value, types[name], text=True)
@@ -138,12 +153,18 @@ def declared_fields(settings: type) -> dict[str, Any]:
 
 
 def described(documented: type) -> tuple[str, dict[str, str]]:
-    """Return the text of a docstring, and that of each attribute, inherited ones too, by name."""
+    """Return the text of a docstring, and that of each attribute, inherited ones too, by name.
+
+    On a command line, a value of None is a flag that is not named.
+    """
     helps: dict[str, str] = {}
     for part in reversed(documented.__mro__):
         text, _, listed = inspect.cleandoc(part.__doc__ or "").partition("\n\nAttributes:\n")
         entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
-        helps |= {name: " ".join(help_text.split()) for name, help_text in entries}
+        helps |= {
+            name: re.sub("None (is|means)", "by default", " ".join(help_text.split()))
+            for name, help_text in entries
+        }
     return text, helps
 
 

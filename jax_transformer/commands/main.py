@@ -146,7 +146,8 @@ def usage() -> str:
     lines = "".join(f"  {name:<{width}}  {summary}\n" for name, summary in COMMANDS.items())
     return (
         f"usage: jax-transformer COMMAND ...\n\n{lines}\n"
-        "jax-transformer COMMAND --help shows the arguments of a command."
+        "jax-transformer COMMAND --help shows the arguments of a command, --help-all also those\n"
+        "that few people use."
     )
 
 

@@ -48,7 +48,12 @@ NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0
 
 # The headings of the help, by the first argument under each.
 HEADINGS = {"source": "text", "vocab_size": "tokenizer", "init": "initial model", "output": "run"}
-HEADINGS |= {"mesh": "devices and processes", "preset": "preset"}
+HEADINGS |= {"mesh": "devices and processes", "preset": "preset", "d_model": "sizes of the model"}
+HEADINGS |= {"token_embeddings": "embeddings and positions", "output_projection": "output"}
+HEADINGS |= {"attention_scale": "attention and feed-forward networks", "norm": "norms"}
+HEADINGS |= {"dropout": "dropout and initialization", "steps": "steps and learning rate"}
+HEADINGS |= {"adam_beta1": "optimizer", "num_microbatches": "memory, precision and averages"}
+HEADINGS |= {"label_smoothing": "objective and batches", "evaluation_interval": "evaluation"}
 PREPARE = """Encode the training text as `jax-transformer train` would do, and keep it.
 
 The arguments are those of `jax-transformer train`, so a command line can be used for both. Those
@@ -123,6 +128,10 @@ class Arguments:
         training: Batches, schedule, optimizer and objective.
     """
 
+    USUAL = tuple(
+        "config source target valid_source valid_target init output resume mesh steps warmup_steps "
+        "max_tokens dry_run".split()
+    )
     config: Path | None = None
     source: tuple[Path, ...] | None = None
     target: tuple[Path, ...] | None = None
@@ -298,24 +307,25 @@ def new_arguments(named: NamedSettings) -> tuple[Arguments, InitialModel]:
 
 def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings:
     """Return what a command line names; with --help it is shown, and the program ends."""
-    names = {part: [*declarations(settings)] for part, settings in PARTS.items()}
-    of_run = [name for name in declarations(Arguments) if name not in PARTS]
-    flags = _parser(Arguments(), command, (*of_run, *itertools.chain(*names.values()))).parse(argv)
-    topics = {"help": of_run} | {f"help_{part}": names[part] for part in PARTS}
-    if command == "prepare":  # what concerns the text
-        topics["help"] = [*of_run[: of_run.index("output")], "max_length", "seed"]
-    shown = {name for topic in topics if flags.pop(topic, False) for name in topics[topic]}
+    flags = _parser(Arguments(), command).parse(argv)
+    asks, asks_all = flags.pop("help", False), flags.pop("help_all", False)
     dry_run = flags.pop("dry_run", False)
     nested: dict[str, Any] = {
-        part: {name: flags.pop(name) for name in names[part] if name in flags} for part in PARTS
+        part: {name: flags.pop(name) for name in declarations(settings) if name in flags}
+        for part, settings in PARTS.items()
     }
     by_flag, by_file = _checked(nested | flags, "", text=True), ({}, {}, {})
     if path := by_flag[0].get("config"):
         by_file = _checked(check_mapping(read_yaml(path), f"{path}: "), f"{path}: ")
     parts = (file | flag for file, flag in zip(by_file, by_flag, strict=True))
     named = NamedSettings(*parts, dry_run)
-    if shown:
-        show_help(_parser(named.arguments(), command, shown - {*DECIDED}))
+    if asks or asks_all:
+        shown = [*itertools.chain(*map(declarations, (Arguments, *PARTS.values())))]
+        if command == "prepare":  # what concerns the text
+            shown = ["dry_run", *shown[: shown.index("output")], "max_length", "seed"]
+        shown = [name for name in shown if name not in DECIDED]
+        usual = [name for name in shown if name in Arguments.USUAL]
+        show_help(_parser(named.arguments(), command, shown if asks_all else usual))
     return named
 
 
@@ -334,20 +344,15 @@ def _checked(
     return checked_fields(Arguments, of_run, prefix, text=text), *parts
 
 
-def _parser(defaults: Arguments, command: str, names: Collection[str]) -> Parser:
+def _parser(defaults: Arguments, command: str, shown: Collection[str] | None = None) -> Parser:
     prepares = command == "prepare"
-    parser = Parser(command, PREPARE if prepares else described(Arguments)[0])
+    parser = Parser(command, PREPARE if prepares else described(Arguments)[0], shown=shown)
     if prepares:
         parser.add("dry_run", bool, "Keep nothing of the text; say what would be kept.", False)
-    for part in () if prepares else PARTS:
-        text = f"show the arguments of the {part} and exit"
-        parser.add_argument(f"--help-{part}", action="store_true", help=text)
     values = vars(defaults) | dict(defaults.model) | vars(defaults.training)
-    for part, settings in {"run": Arguments, **PARTS}.items():
+    for settings in (Arguments, *PARTS.values()):
         helps, types = described(settings)[1], declarations(settings)
-        if settings is not Arguments:
-            parser.heading = parser.add_argument_group(f"fields of the {part}")
-        for name in (name for name in types if name in names):
+        for name in (name for name in types if name not in PARTS):
             if name in HEADINGS:
                 parser.heading = parser.add_argument_group(HEADINGS[name])
             parser.add(name, types[name], helps[name], values.get(name))

@@ -69,6 +69,10 @@ class Arguments(ModelArguments):
         mesh: This machine's devices as axes, for example data=4,fsdp=2; without it, all on data.
     """
 
+    USUAL = tuple(
+        "source_lang target_lang input output resume overwrite scores split_sentences "
+        "max_new_tokens beam_size num_hypotheses length_penalty".split()
+    )
     ignore_generation_config: bool = False
     max_length: Count | None = None
     seed: Id | None = None

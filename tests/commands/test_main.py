@@ -269,9 +269,9 @@ def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeyp
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - cli.PARSES_ITSELF))
 def test_help_says_each_thing_where_it_is_asked_and_in_plain_words(command, capsys):
     with pytest.raises(SystemExit):
-        cli.run_command(command, "--help")
+        cli.run_command(command, "--help-all")
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("As for ", "if None", "(default: None", "(default: False", "(default: ()"):
+    for words in ("As for ", "None", "(default: False", "(default: ()"):
         assert words not in shown
 
 

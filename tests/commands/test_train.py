@@ -16,14 +16,17 @@ import jax
 import pytest
 import yaml
 
-from jax_transformer import InputError
+from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train, train_arguments
+from jax_transformer.config.declared import declarations
 from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.runs import evaluation, output
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
+from jax_transformer.runs.model_settings import DECIDED
 from jax_transformer.text import number_words, store
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
 from tests.commands.training import FILES, SMALL, arguments, program, refusal
 
@@ -86,18 +89,22 @@ def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
 
 def test_help_is_short_and_speaks_of_no_constants_of_the_code(capsys):
     pages = {}
-    for flags in (("--help",), ("--source=x", "-h"), ("--help-model",), ("--help-training",)):
+    for flags in (("--help",), ("--source=x", "-h"), ("--source=x", "--help-all")):
         with pytest.raises(SystemExit):
             program(*flags)
         pages[flags[-1]] = shown = " ".join((page := capsys.readouterr().out).split())
-        assert page.count("\n") < 200
-        assert not re.search("`[A-Z_]+`|if None|==SUPPRESS", shown)
-    assert "(default: 90)" in pages["--help"]
-    assert "(default: 6000)" in pages["-h"]
-    assert "written as Hugging Face folders later" in pages["--help"]
+        named = len(re.findall("^  --(?!help)", page, re.MULTILINE))
+        assert named == 12 if "--help-all" not in flags else named > 80
+        assert not re.search("`[A-Z_]+`|None|==SUPPRESS|Posix", shown)
+    assert "(default: 200)" in pages["--help"]
+    assert "(default: 600)" in pages["-h"]
+    assert "(default: x)" in pages["-h"]
     assert "--d-ff" not in pages["--help"]
-    assert "Layers of the encoder, at most 10,000." in pages["--help-model"]
-    assert "--warmup-steps" in pages["--help-training"]
+    assert "written as Hugging Face folders later" in pages["--help-all"]
+    assert "Layers of the encoder, at most 10,000." in pages["--help-all"]
+    fields = {*declarations(TransformerConfig), *declarations(TrainingConfig)} - {*DECIDED}
+    for name in fields:
+        assert f" --{name.replace('_', '-')} " in pages["--help-all"].replace(",", " "), name
 
 
 @pytest.mark.exhaustive

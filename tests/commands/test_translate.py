@@ -257,7 +257,11 @@ def test_flags_of_a_search_do_what_python_does(run, checkpoint, flags, options):
 def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
     tried = {name for _, options in SEARCHES for name in options}
     assert tried - {"seed"} == {field.name for field in dataclasses.fields(GenerationConfig)}
-    code, shown, err = run(b"", "--help")
+    _, usual, _ = run(b"", "--help")
+    assert usual.count("\n") < 75
+    assert "--beam BEAM_SIZE" in usual
+    assert "--top-k" not in usual
+    code, shown, err = run(b"", "--help-all")
     assert (code, err) == (0, "")
     headings = [line for line in shown.split("\n") if line.endswith(":") and line[0] != " "]
     assert headings[-3:] == ["files:", "lines:", "search:"]
