@@ -44,7 +44,7 @@ from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import trained_sizes
+from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
@@ -213,7 +213,8 @@ def show_settings(
     console.print(describe(mesh))
     console.print(str(attention_choice(mesh, config, training)))
     trained, whole = trained_sizes(config, training.freeze)
-    console.print(f"{trained:,} of {whole:,} parameters are trained")
+    parts = f": {trained_parts(config, training.freeze)}" if training.freeze else ""
+    console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:

@@ -288,7 +288,7 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
         try:
             check_same(settings, newest, step)
         except InputError as error:
-            reason = str(error).removesuffix(KEPT)
+            reason = str(error).partition(KEPT)[0]
             raise InputError(
                 f"{path}: is of another run than the newest step beside it ({reason}); remove it"
             ) from error

@@ -24,7 +24,8 @@ MOST_NONFINITE = 10
 # not the outcome of a step.
 MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
 MAY_CHANGE += ("keep_checkpoints",)
-KEPT = "; a resumed run keeps it"  # ends the message about a setting that differs
+KEPT = "; a resumed run keeps it"  # follows what differs, in the message about a setting
+OTHERWISE = "; for another, start a new run, which --init begins from this one's model"
 
 
 class RunSettings(NamedTuple):
@@ -124,7 +125,9 @@ def check_same(saved: RunSettings, named: RunSettings, step: int) -> None:
 def check_equal(name: str, saved: Any, named: Any, reason: str = "") -> None:
     """Refuse a value that differs from the run's."""
     if saved != named:
-        raise InputError(f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}{reason}")
+        raise InputError(
+            f"{name}={named!r} is not the run's, which has {saved!r}{KEPT}{reason}{OTHERWISE}"
+        )
 
 
 def settings_to_json(settings: RunSettings) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from fnmatch import fnmatchcase
 
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -45,6 +46,14 @@ def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
 def merged(params: Params, trained: Params) -> Params:
     """Return all parameters, with other values for those that `trainable` returned."""
     return unflatten_dict(flatten_dict(params) | flatten_dict(trained))
+
+
+def trained_parts(config: TransformerConfig, patterns: tuple[str, ...]) -> str:
+    """Return the names of the parts of the model that are trained, whole or in part."""
+    names = trained_names([*parameter_shapes(config)], patterns)
+    text = ", ".join(dict.fromkeys(name.partition("/")[0] for name in names))
+    both = "token_embedding (which the encoder shares with the decoder)"
+    return re.sub(r"\btoken_embedding\b", both, text)
 
 
 def trained_sizes(config: TransformerConfig, patterns: tuple[str, ...]) -> tuple[int, int]:

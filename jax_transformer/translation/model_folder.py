@@ -232,7 +232,8 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
     if not isinstance(model.tokenizer, Tokenizer):
         raise InputError(
             f"tokenizer of type {type(model.tokenizer).__name__} must be a Tokenizer of this "
-            "library; jax_transformer.tokenizers reads and trains them"
+            "library: jax_transformer.tokenizers reads and trains them; to keep parameters alone, "
+            "write convert.to_torch(params, config) by convert.weight_files.write"
         )
     for path, leaf in jax.tree.leaves_with_path(model.params):
         if leaf.dtype.name not in DTYPES:

@@ -11,7 +11,13 @@ from jax_transformer import InputError, convert
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.model.tree import parameter_shapes
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import merged, trainable, trained_names, trained_sizes
+from jax_transformer.training.freeze import (
+    merged,
+    trainable,
+    trained_names,
+    trained_parts,
+    trained_sizes,
+)
 from jax_transformer.training.step import init_state, train_step
 from tests.models import random_params
 from tests.parity import measure
@@ -46,6 +52,14 @@ def test_patterns_name_whole_paths():
     trained, whole = trained_sizes(CONFIG, FREEZE)
     sizes = {name: np.prod(shape) for name, shape in parameter_shapes(CONFIG).items()}
     assert (trained, whole) == (sum(map(sizes.get, TRAINED)), sum(sizes.values()))
+
+
+def test_a_table_that_the_frozen_encoder_shares_is_named_where_it_is_trained():
+    parts = trained_parts(CONFIG, ("encoder/*",))
+    assert parts == "decoder, token_embedding (which the encoder shares with the decoder)"
+    assert trained_parts(CONFIG, FREEZE) == "decoder"
+    separate = dataclasses.replace(CONFIG, token_embeddings="separate")
+    assert "shares" not in trained_parts(separate, ("encoder/*",))
 
 
 @pytest.mark.parametrize("dtype", tiered(["float32", "float64"], quick=["float64"]))
