@@ -6,7 +6,6 @@ the words for its picture: `# %% alt="..."`.
 
 import base64
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,10 +18,8 @@ def execute(script: Path) -> NotebookNode:
     """Return the notebook of a script with its results, executed in an empty folder."""
     notebook = jupytext.read(script)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    # The commands of this environment, also where it is not activated; the code of this folder,
-    # also where another copy of it is installed.
-    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": commands, "PYTHONPATH": str(Path(__file__).parents[1])}
+    # The code of this folder, also where another copy of it is installed.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}})
         client.execute(env=environment)

@@ -100,6 +100,10 @@ print(model.generation)
 # %%
 import shlex
 import subprocess
+import sys
+
+# The commands of this Python's environment, also where that is not activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def run(command, **options):

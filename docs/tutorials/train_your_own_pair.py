@@ -7,10 +7,15 @@
 
 # %%
 import itertools
+import os
 import random
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+
+# The commands of this Python's environment, also where that is not activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 english = "january february march april may june july august september october november december"
 german = "januar februar märz april mai juni juli august september oktober november dezember"

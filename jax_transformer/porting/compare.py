@@ -6,6 +6,7 @@ Letters in shapes: B batch, S source length, T target length, L either, D d_mode
 from __future__ import annotations
 
 import dataclasses
+import html
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -93,6 +94,15 @@ class Comparison:
 
     def __str__(self) -> str:
         return "\n".join([*self.table(), *self.remarks()])
+
+    def __repr__(self) -> str:
+        """Return one line without the blocks: their number and the verdict."""
+        first = f", first in {self.first_differing.name}" if self.first_differing else ""
+        return f"Comparison({len(self.blocks)} blocks; {self.remarks()[-1]}{first})"
+
+    def _repr_html_(self) -> str:
+        """Return the table of the blocks for a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def remarks(self) -> list[str]:
         """Return what is to be said beside the rows, the verdict last."""

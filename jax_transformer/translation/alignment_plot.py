@@ -1,10 +1,11 @@
 """Alignments of a line and its translation by cross-attention weights, and a picture of them."""
 
 import importlib.util
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +19,9 @@ from jax_transformer.storage.writing import check_path, exists_already, staged_f
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import Translation
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MAX_LINES = 6  # lines in one picture
 MAX_TOKENS = 60  # tokens of a line or of a translation in a picture
 WORD_BEGINNING = "▁"  # drawn for the space that a token begins with
@@ -26,12 +30,26 @@ CELL = 0.25  # side of one weight, in inches
 
 
 class Alignment(NamedTuple):
-    """How much the model attended to each source token when it chose each target token."""
+    """How much the model attended to each source token when it chose each target token.
+
+    A notebook draws it.
+    """
 
     line: int  # from 1
     source: list[str]  # the text of each token, EOS included
     target: list[str]
     weights: Float[np.ndarray, "target source"]  # mean over decoder layers and heads; rows sum to 1
+
+    def __repr__(self) -> str:
+        """Return one line without the weights."""
+        lengths = f"{len(self.target)} target tokens x {len(self.source)} source tokens"
+        return f"Alignment(line={self.line}, {lengths})"
+
+    def _repr_html_(self) -> str:
+        """Return the picture of `draw` for a notebook, as SVG."""
+        picture = io.StringIO()
+        figure_of([self]).savefig(picture, format="svg")
+        return picture.getvalue().partition("?>")[2]
 
 
 def check_picture(path: Path, overwrite: bool) -> None:
@@ -96,6 +114,13 @@ def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = F
     alignments = [alignment for alignment in alignments if alignment is not None]
     if not alignments:
         raise InputError(f"{path}: not drawn, because no line holds text")
+    figure = figure_of(alignments)
+    with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
+        figure.savefig(scratch)
+
+
+def figure_of(alignments: Sequence[Alignment]) -> "Figure":
+    """Return a figure with a panel for each alignment, of its first `MAX_TOKENS` tokens."""
     # Not pyplot, which keeps global state and may open a window.
     from matplotlib.figure import Figure
 
@@ -117,5 +142,4 @@ def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = F
         panel.set_yticks(range(len(cut.target)), cut.target, parse_math=False)
         panel.set(xlabel="source", ylabel="translation")
     figure.colorbar(image, ax=panels, label="cross-attention weight, mean over layers and heads")
-    with errors_naming(path, "cannot be written", OSError), staged_file(path) as scratch:
-        figure.savefig(scratch)
+    return figure

@@ -1,5 +1,6 @@
 """`Translator`: text to text in one call."""
 
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from jax_transformer.translation.translate import (
 
 
 class TranslationResult(NamedTuple):
-    """The translations of one text.
+    """The translations of one text; a notebook shows them as a table, and draws the alignment.
 
     Attributes:
         hypotheses: `num_hypotheses` translations, best first.
@@ -55,6 +56,20 @@ class TranslationResult(NamedTuple):
     def tokens(self) -> Int32[np.ndarray, " length"]:
         """Token ids of the best translation, EOS included [length]."""
         return self.hypotheses[0].tokens
+
+    def __repr__(self) -> str:
+        """Return one line with the best translation, without arrays."""
+        more = f", {len(self.hypotheses)} hypotheses" if len(self.hypotheses) > 1 else ""
+        return f"TranslationResult({self.text!r}, score={self.score:.4g}{more})"
+
+    def _repr_html_(self) -> str:
+        """Return the table of the translations for a notebook, and the picture of the alignment."""
+        rows = "".join(
+            f"<tr><td>{score:.4g}</td><td>{html.escape(text)}</td></tr>"
+            for text, score, _ in self.hypotheses
+        )
+        table = f"<table><tr><th>score</th><th>translation</th></tr>{rows}</table>"
+        return table + (self.alignment._repr_html_() if self.alignment else "")
 
 
 class Translator:

@@ -15,7 +15,7 @@ from jax_transformer.convert.buffers import FixedBuffer
 from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.convert.table import Buffer, flatten, nest
 from jax_transformer.errors import InputError
-from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.compare import BlockError, Comparison, compare_record
 from jax_transformer.porting.places import foreign_modules
 from jax_transformer.porting.record import Batch, Record, record_module
 from tests.convert.foreign import MODELS, randomized
@@ -250,6 +250,16 @@ def test_what_is_wrong_beside_the_masks_is_blamed_alone():
     result = porting.compare(module, params, *inputs, explain=False)
     assert result.first_differing.name == "decoder.layers.0.feed_forward"
     assert result.masks == "no target padding mask, not causal"
+
+
+def test_a_notebook_shows_the_blocks_as_a_table_and_one_line_elsewhere():
+    first = BlockError("encoder", "<mine>", 1e-15)
+    same = Comparison((first, BlockError("logits", "", 1e-15)), 1e-11)
+    assert repr(same) == "Comparison(2 blocks; agrees with your program: the bound is 1e-11)"
+    assert "&lt;mine&gt;" in same._repr_html_()
+    other = repr(dataclasses.replace(same, bound=1e-16))
+    assert "differs from your program" in other
+    assert other.endswith(", first in encoder)")
 
 
 def test_a_module_is_the_last_place_in_it():

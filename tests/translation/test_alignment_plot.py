@@ -6,7 +6,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from jax_transformer import InputError
+from jax_transformer import InputError, Translator
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.translation.alignment_plot import (
     MAX_TOKENS,
@@ -15,7 +15,7 @@ from jax_transformer.translation.alignment_plot import (
     check_picture,
     draw,
 )
-from jax_transformer.translation.translate import translate
+from jax_transformer.translation.translate import Translation, translate
 from tests.models import tiny_model
 
 LINES = ["", "cab", "üß $ abc", " ", "b Ж"]
@@ -46,6 +46,20 @@ def make_alignment(source_length, target_length):
     weights = random.dirichlet(np.ones(source_length), target_length).astype(np.float32)
     source = [f"s{index}" for index in range(source_length)]
     return Alignment(7, source, [f"t{index}" for index in range(target_length)], weights)
+
+
+def test_a_notebook_draws_an_alignment_and_shows_a_result_as_a_table(model):
+    result = Translator(model)("c<ab", alignments=True, beam_size=2, num_hypotheses=2)
+    assert repr(result).startswith(f"TranslationResult({result.text!r}, score=")
+    assert repr(result).endswith(", 2 hypotheses)")
+    lengths = (
+        f"{len(result.alignment.target)} target tokens x {len(result.alignment.source)} source"
+    )
+    assert repr(result.alignment) == f"Alignment(line=1, {lengths} tokens)"
+    assert "<svg" in (shown := result._repr_html_())
+    assert shown.count("<tr>") == 3
+    escaped = result._replace(hypotheses=[Translation("<b>", 0.0, np.zeros(1, np.int32))] * 2)
+    assert "&lt;b&gt;" in escaped._replace(alignment=None)._repr_html_()
 
 
 @pytest.mark.exhaustive
