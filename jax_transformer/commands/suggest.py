@@ -4,10 +4,11 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from jax_transformer.convert import from_torch, write_layout
+from jax_transformer.convert import to_params, to_tensors, write_layout
 from jax_transformer.errors import InputError, check_installed
-from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.compare import DEFAULT_MASKS, compare_record
 from jax_transformer.porting.layouts import layouts_of
 from jax_transformer.porting.record import Record, read_record, snippet
 from jax_transformer.porting.suggest import Suggestion
@@ -66,7 +67,7 @@ def suggest(arguments: Arguments) -> None:
             print(f"Run this in your program; then: verify ... --against {RECORDED}\n\n{snippet()}")
         raise
     print(suggestion)
-    if record is not None and not suggestion.fits:
+    if record is not None and not (suggestion.fits and _holds(tensors, suggestion, record)):
         sys.exit(1)
     write_layout(output, suggestion.layout, suggestion.config, overwrite=overwrite)
     print(f"{output} written; no weights tell bos_id and eos_id: set them there")
@@ -74,13 +75,22 @@ def suggest(arguments: Arguments) -> None:
         sizes = suggestion.config.src_vocab_size, suggestion.config.tgt_vocab_size
         print(f"\nRun this in your program; then: suggest ... --against {RECORDED}\n")
         print(snippet(suggestion.config.pad_id, *sizes))
-        return
-    params = from_torch(tensors, suggestion.config, suggestion.layout, dtype="float32")
-    comparison = compare_record(params, suggestion.config, suggestion.layout, record)
+
+
+def _holds(tensors: dict[str, Any], suggestion: Suggestion, record: Record) -> bool:
+    """Return whether the model in JAX follows the record, and its tensors come back bit for bit."""
+    described = suggestion.config, suggestion.layout
+    params, _ = to_params(tensors, *described)
+    comparison = compare_record(params, *described, record)
     print(f"logits in JAX: {comparison.blocks[-1].error:.1e} from your program's")
-    if comparison.first_differing:
+    back, _ = to_tensors(params, *described, buffers=False)
+    changed = [name for name in back if back[name].tobytes() != tensors[name].tobytes()]
+    if changed:
+        print(f"{changed[0]} does not come back bit for bit")
+    if comparison.first_differing or comparison.masks != DEFAULT_MASKS:
         print(comparison)
-        sys.exit(1)
+        return False
+    return not changed
 
 
 def _with_progress(tensors: dict, record: Record, minutes: float) -> Suggestion:

@@ -2,7 +2,8 @@
 
 `--layout FILE.toml` and `get_layout` take such a file wherever they take the name of a layout. Its
 [[rows]] have the attributes of `Row` ("parameters" are its paths), its [[buffers]] those of
-`PositionTable` or `FixedBuffer`, its [config] the fields of a config, after a "preset" or not.
+`PositionTable` or `FixedBuffer`, its [config] the fields of a config, after a "preset" or not, its
+[masks] those of `Masks` that are false.
 
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
@@ -21,10 +22,12 @@ from msgspec import Meta
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import FixedBuffer, PositionTable
 from jax_transformer.convert.table import (
+    USUAL_MASKS,
     WORD,
     Buffer,
     Join,
     Layout,
+    Masks,
     Operation,
     Row,
     check_possible,
@@ -98,6 +101,13 @@ class _Buffer(_Table):
         return Buffer(self.foreign, FixedBuffer(self.kind, self.shape, self.dtype, self.values))
 
 
+class _Masks(_Table):
+    encoder: bool = True
+    memory: bool = True
+    target: bool = True
+    causal: bool = True
+
+
 class _File(_Table):
     name: Name
     rows: Annotated[list[_Row], Meta(min_length=1, max_length=MAX_ROWS)]
@@ -105,6 +115,7 @@ class _File(_Table):
     unused: tuple[Name, ...] = ()
     config: dict[str, Any] | None = None
     buffers: list[_Buffer] = []
+    masks: _Masks | None = None
 
 
 def is_layout_file(layout: object) -> bool:
@@ -169,7 +180,8 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
     if config is not None:  # TOML cannot hold None, which is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
-    return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers)
+    masks = _Masks(*layout.masks) if layout.masks != USUAL_MASKS else None
+    return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers, masks)
 
 
 def _table_of_buffer(name: str, value: object) -> _Buffer:
@@ -193,7 +205,8 @@ def _parse(text: str) -> LayoutFile:
         raise InputError(f"is not TOML: {shorten(str(error))}") from error
     rows = tuple(table.row() for table in file.rows)
     buffers = tuple(table.buffer() for table in file.buffers)
-    layout = Layout(file.name, rows, buffers, file.scope, file.unused)
+    masks = USUAL_MASKS if file.masks is None else Masks(*msgspec.structs.astuple(file.masks))
+    layout = Layout(file.name, rows, buffers, file.scope, file.unused, masks)
     for row in rows:
         check_possible(layout, row)
     return LayoutFile(layout, None if file.config is None else config_of(file.config, "config"))

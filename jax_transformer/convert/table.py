@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, no_type_check
+from typing import Any, Literal, NamedTuple, no_type_check
 
 import numpy as np
 from flax import traverse_util
@@ -153,6 +153,35 @@ class Buffer:
         return None if lengths is None else lengths(config)
 
 
+class Masks(NamedTuple):
+    """Which masks another program uses; prints how they differ from the usual ones.
+
+    Attributes:
+        encoder: Whether the encoder's attention hides the padding of the source.
+        memory: Whether the attention to the memory hides it.
+        target: Whether the padding of the target is hidden.
+        causal: Whether later targets are hidden.
+    """
+
+    encoder: bool = True
+    memory: bool = True
+    target: bool = True
+    causal: bool = True
+
+    def __str__(self) -> str:
+        source = {
+            (False, False): "no source padding mask",
+            (False, True): "no source padding mask in the encoder",
+            (True, False): "no source padding mask in the cross-attention",
+        }.get((self.encoder, self.memory))
+        target = None if self.target else "no target padding mask"
+        causal = None if self.causal else "not causal"
+        return ", ".join(filter(None, (source, target, causal))) or "default"
+
+
+USUAL_MASKS = Masks()
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Another program's names and shapes for the model, or for a part of it.
@@ -164,6 +193,7 @@ class Layout:
         scope: Path of the part of the parameters that is converted; the paths of the rows are
             relative to it. "" is the whole model.
         unused: Names of foreign tensors that have no meaning: `to_params` does not read them.
+        masks: What the other program hides; no tensor depends on it.
     """
 
     name: str
@@ -171,6 +201,7 @@ class Layout:
     buffers: tuple[Buffer, ...] = ()
     scope: str = ""
     unused: tuple[str, ...] = ()
+    masks: Masks = USUAL_MASKS
 
 
 @dataclasses.dataclass(frozen=True)

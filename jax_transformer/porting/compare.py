@@ -9,6 +9,7 @@ import dataclasses
 import html
 import importlib.util
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,18 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Layout
+from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
 from jax_transformer.convert.transfer import to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_inputs
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.places import foreign_modules, run
 from jax_transformer.porting.record import (
-    DEFAULT_MASKS,
     EXACT,
     ROUGH,
     Batch,
-    Masks,
     OutputKind,
     Record,
     output_kind,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SMALLEST_PROBABILITY = 1e-30
+DEFAULT_MASKS = str(USUAL_MASKS)
 
 
 class BlockError(NamedTuple):
@@ -62,8 +62,8 @@ class Comparison:
     """The blocks in the order in which they run, the logits last; prints as a table.
 
     Attributes:
-        masks: What the program does not mask as the config does, as "not causal"; "default"
-            where it masks the same.
+        masks: The masks of the program where they are not those of the layout, as "not causal";
+            "default" where they are.
         output: What the program returned: logits, or their log_softmax or softmax.
         explanations: Changes of the config or the layout that together would make it agree, or
             agree further; empty where none were found.
@@ -112,7 +112,8 @@ class Comparison:
         if self.output != "logits":
             lines.append(f"note: the program returns {self.output} of the logits")
         if self.masks != DEFAULT_MASKS:
-            lines.append(f"note: the program masks otherwise than the config says: {self.masks}")
+            told = "the config and the layout say"
+            lines.append(f"note: the program masks otherwise than {told}: {self.masks}")
         lines += [f"explanation: {text}" for text in self.explanations]
         lines += [f"note: {text}" for text in self.notes]
         verdict = "differs from" if self.first_differing else "agrees with"
@@ -167,7 +168,7 @@ def compare_record(
     """Compare the model in JAX with what a program computed of the same inputs.
 
     The model runs in the precision of the record: its bound is 1e-11 for float64, else 1e-5. If
-    the logits do not agree with the masks of the config, other usual masks are tried. Where the
+    the logits do not agree with the masks of the layout, other usual masks are tried. Where the
     logits agree, a module whose output is another value than that of our block is left out.
 
     Args:
@@ -179,18 +180,19 @@ def compare_record(
     exact = all(batch.output.dtype == np.float64 for batch in record.batches)
     kind = _output_kind(record, config)
     best: Comparison | None = None
-    best_masks = Masks()
+    best_masks = layout.masks
     with jax.enable_x64(exact or jax.config.jax_enable_x64):
         dtype = np.float64 if exact else np.float32
         cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), dict(params))
-        for pad_id, masks in _conventions(config, record):
+        for pad_id, masks in _conventions(config, layout.masks, record):
             blocks = _block_errors(cast, config, layout, record, (masks, pad_id), kind)
             agrees = blocks[-1].error <= ROUGH
             if agrees:
                 blocks = [block for block in blocks if block.error <= ROUGH]
-            text = str(masks)
-            if pad_id != config.pad_id:
-                text = f"pad_id={pad_id}" + (f", {masks}" if masks != Masks() else "")
+            others = [f"pad_id={pad_id}"] if pad_id != config.pad_id else []
+            if masks != layout.masks:
+                others.append("the usual masks" if masks == USUAL_MASKS else str(masks))
+            text = ", ".join(others) or DEFAULT_MASKS
             comparison = Comparison(tuple(blocks), ROUGH, text, kind)
             if best is None or _reach(comparison) > _reach(best):
                 best, best_masks = comparison, masks
@@ -259,14 +261,16 @@ def _check_record(record: Record, config: TransformerConfig) -> None:
             raise InputError("a recorded batch has no row with a source and a target token")
 
 
-def _conventions(config: TransformerConfig, record: Record) -> Iterator[tuple[int, Masks]]:
-    """Yield the config's masks, and then others that differ on this record: few changes first."""
+def _conventions(
+    config: TransformerConfig, told: Masks, record: Record
+) -> Iterator[tuple[int, Masks]]:
+    """Yield the masks that are told, then others that differ on this record: few changes first."""
     pad_ids = list(dict.fromkeys((config.pad_id, *({record.pad_id} - {None}))))
     choices = [
         (pad_id, Masks(*masks))
         for pad_id, *masks in itertools.product(pad_ids, *[(True, False)] * 4)
     ]
-    choices.sort(key=lambda choice: (choice[0] != config.pad_id) + choice[1].count(False))
+    choices.sort(key=lambda c: (c[0] != config.pad_id) + sum(map(operator.ne, c[1], told)))
     tried = set()
     for pad_id, masks in choices:
         arrays = [batch.masks(masks, pad_id, config.bos_id) for batch in record.batches]

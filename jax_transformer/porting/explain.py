@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Join, Layout, Operation, Row, expand
+from jax_transformer.convert.table import Join, Layout, Masks, Operation, Row, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.places import common_module
 from jax_transformer.porting.questions import SOURCE_MASKS, VALUES, possible_heads
-from jax_transformer.porting.record import EXACT, Masks, Record
+from jax_transformer.porting.record import EXACT, Record
 from jax_transformer.porting.simulate import Fit, Tensors, simulate
 
 MOST_CHANGES = 3  # a model that needs more is another model

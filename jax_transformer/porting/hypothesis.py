@@ -13,11 +13,10 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable, fixed_buffer
-from jax_transformer.convert.table import Buffer, Layout, Operation, Row, Shape, identity
+from jax_transformer.convert.table import Buffer, Layout, Masks, Operation, Row, Shape, identity
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import Group, matrix_shape, role_shape
 from jax_transformer.porting.questions import group_name, orientation_name
-from jax_transformer.porting.record import Masks
 from jax_transformer.porting.structure import Layer, Structure
 
 Answers = Mapping[str, Any]
@@ -91,7 +90,8 @@ def to_layout(
             unused.append(name)
         else:
             buffers.append(Buffer(name, value))
-    return Layout("suggested", hypothesis.rows, tuple(buffers), unused=tuple(unused))
+    named = {"unused": tuple(unused), "masks": hypothesis.masks}
+    return Layout("suggested", hypothesis.rows, tuple(buffers), **named)
 
 
 def _position_table(shape: Shape) -> PositionTable:

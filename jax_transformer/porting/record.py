@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jax_transformer.convert.table import Masks
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch, own_copy
@@ -29,7 +30,6 @@ PARTS = ("src", "tgt", "logits")
 MOST_BATCHES = 100  # each shape of a batch is compiled
 OutputKind = Literal["logits", "log_softmax", "softmax"]
 SUM_TOLERANCE = 1e-2  # of probabilities that were computed in half precision
-DEFAULT_MASKS = "default"
 EXACT, ROUGH = 1e-11, 1e-5  # the largest errors that rounding to float64 and to float32 causes
 LARGEST_ID = np.iinfo(np.int32).max
 
@@ -63,25 +63,6 @@ for batch, (source, target) in enumerate([(1, 1), (S, T), (S, T)]):
     keep(f"{{batch}}.logits", output)
 save_file(tensors, "recorded.safetensors")
 """
-
-
-class Masks(NamedTuple):
-    """Which masks a program uses; prints how they differ from the usual ones."""
-
-    encoder: bool = True  # hides the padding of the source
-    memory: bool = True  # the attention to the memory hides it
-    target: bool = True  # the padding of the target is hidden
-    causal: bool = True  # later targets are hidden
-
-    def __str__(self) -> str:
-        source = {
-            (False, False): "no source padding mask",
-            (False, True): "no source padding mask in the encoder",
-            (True, False): "no source padding mask in the cross-attention",
-        }.get((self.encoder, self.memory))
-        target = None if self.target else "no target padding mask"
-        causal = None if self.causal else "not causal"
-        return ", ".join(filter(None, (source, target, causal))) or DEFAULT_MASKS
 
 
 class Batch(NamedTuple):

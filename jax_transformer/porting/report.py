@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import LAYER, BoundRow, Layout, expand
+from jax_transformer.convert.table import LAYER, USUAL_MASKS, BoundRow, Layout, Masks, expand
 from jax_transformer.errors import InputError, check_installed, one_line
 from jax_transformer.porting.suggest import described, together
 from jax_transformer.storage.writing import exists_already, replace_file
@@ -79,7 +79,7 @@ def write_report(
     console.print(verdict, style="bold red" if first else "bold green", markup=False)
     for remark in comparison.remarks():
         console.print(one_line(remark, LONGEST_EXPLANATION), markup=False, highlight=False)
-    for table in (_errors(comparison), _weights(config, layout), _fields(config)):
+    for table in (_errors(comparison), _weights(config, layout), _fields(config, layout.masks)):
         console.print(table)
     page = console.export_html(code_format=PAGE)
     replace_file(Path(path), page.encode())
@@ -132,9 +132,10 @@ def _weights(config: TransformerConfig, layout: Layout) -> Table:
     return _table("Weights; a row stands for the same tensor of all layers", columns, rows)
 
 
-def _fields(config: TransformerConfig) -> Table:
+def _fields(config: TransformerConfig, masks: Masks) -> Table:
     """Return the table of the config, the fields that differ from their defaults first."""
     fields = [(f.name, getattr(config, f.name), f.default) for f in dataclasses.fields(config)]
     fields.sort(key=lambda field: field[1] == field[2])
     rows = [(name, repr(value), repr(default)) for name, value, default in fields]
+    rows.append(("masks of your program", str(masks), str(USUAL_MASKS)))
     return _table("Config", ("field", "value", "default"), rows)

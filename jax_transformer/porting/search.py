@@ -98,8 +98,11 @@ class Search:
             answers = self._from_other_starts(answers)
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
-        fit, seconds = self._fit(answers), time.perf_counter() - self.start
-        counts = (self.passes, seconds, self.stopped)
+        fit = self._fit(answers)
+        if fit.complete:  # also without the program's outputs, whose padding may be its own
+            fit = simulate(self.tensors, hypothesis, self.record, {})
+            alternatives = alternatives if fit.complete else ()
+        counts = (self.passes, time.perf_counter() - self.start, self.stopped)
         return Finding(answers, hypothesis, fit, alternatives, self.questions, *counts)
 
     def _build(self, answers: Mapping[str, Any]) -> Hypothesis | None:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.table import Row
+from jax_transformer.convert.table import Masks, Row
 from jax_transformer.porting.hypothesis import Hypothesis
-from jax_transformer.porting.record import ROUGH, Masks, output_kind
+from jax_transformer.porting.record import ROUGH, output_kind
 from jax_transformer.storage.weights.arrays import as_torch
 from torch_reference import Transformer
 

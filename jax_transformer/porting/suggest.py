@@ -11,11 +11,11 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.table import BoundRow, Layout, Row
+from jax_transformer.convert.table import USUAL_MASKS, BoundRow, Layout, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
-from jax_transformer.porting.record import Masks, Record
+from jax_transformer.porting.record import Record
 from jax_transformer.porting.structure import Structure, find_structure
 from jax_transformer.storage.weights.arrays import as_numpy
 
@@ -32,14 +32,12 @@ class Suggestion:
     """A config and a layout; prints as the rows, the config and what is open.
 
     Attributes:
-        masks: The masks that the program uses; without a record, the usual ones.
         certainty: How sure the place of each tensor is, by its name.
         questions: What is not settled, the suggested answer first.
     """
 
     config: TransformerConfig
     layout: Layout
-    masks: Masks
     certainty: dict[str, Certainty]
     questions: tuple[Question, ...]
     finding: Finding | None = None
@@ -99,8 +97,8 @@ class Suggestion:
             cut = ["the search was stopped: give it more --minutes"] if self.finding.stopped else []
             return [*_misses(self.finding), *cut, effort]
         lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
-        if self.masks != Masks():
-            lines.append(f"masks of your program, for encode and decode: {self.masks}")
+        if self.layout.masks != USUAL_MASKS:
+            lines.append(f"masks of your program, for encode and decode: {self.layout.masks}")
         undecided = self.finding.undecided
         near = [other for other in self.finding.alternatives if other not in undecided]
         return [*lines, *_near(self.finding, near)]
@@ -142,7 +140,7 @@ def suggest(
         settled = undecided if finding.fit.complete else settled
     certainty = _certainty(structure, arrays, settled)
     layout = to_layout(structure, hypothesis, arrays)
-    return Suggestion(hypothesis.config, layout, hypothesis.masks, certainty, undecided, finding)
+    return Suggestion(hypothesis.config, layout, certainty, undecided, finding)
 
 
 def _undecided(finding: Finding) -> tuple[Question, ...]:

@@ -9,6 +9,7 @@ from jax_transformer import convert
 from jax_transformer.porting.record import snippet
 from jax_transformer.storage import weights as files
 from tests.porting.foreign_models import MODELS, OUTSIDE, vocabularies
+from tests.porting.workshop import PAD, WORDS, workshop
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,24 @@ def test_a_model_outside_the_configs_writes_nothing(folder, run, tmp_path):
     assert code == 1
     assert "nothing fits at " in printed
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.exhaustive
+def test_what_does_not_hold_leaves_the_older_layout(run, tmp_path):
+    """Each layer follows the record, and the model does not: padding holds the program's own."""
+    module = workshop(source_mask="rows")
+    files.write("rows.safetensors", module.state_dict())
+    torch.manual_seed(0)
+    try:
+        exec(snippet(PAD, WORDS, WORDS), {"model": module})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (tmp_path / "layout.toml").write_text("kept")
+    options = ("--against", "recorded.safetensors", "--overwrite")
+    code, printed = run("suggest", "rows.safetensors", *options)
+    assert code == 1
+    assert "nothing fits at logits in batch 2" in printed
+    assert (tmp_path / "layout.toml").read_text() == "kept"
 
 
 def test_known_names_are_recognised(run, tmp_path):

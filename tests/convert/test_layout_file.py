@@ -21,6 +21,7 @@ from jax_transformer.convert import (
     read_layout,
     write_layout,
 )
+from jax_transformer.convert.table import Masks
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 
@@ -305,4 +306,17 @@ def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data)
         assert read_layout(path).layout == layout
         return
     with pytest.raises(InputError, match=r"^[^\n]*\Z"):
+        read_layout(path)
+
+
+def test_masks_that_are_not_the_usual_ones_stand_in_the_file(tmp_path):
+    path, layout = tmp_path / "seen.toml", convert.get_layout("pre_norm")
+    write_layout(path, layout)
+    assert "[masks]" not in path.read_text()
+    seen = dataclasses.replace(layout, masks=Masks(memory=False, causal=False))
+    write_layout(path, seen, overwrite=True)
+    assert "[masks]\nmemory = false\ncausal = false\n" in path.read_text()
+    assert read_layout(path).layout == seen
+    path.write_text(path.read_text().replace("memory", "memories"))
+    with pytest.raises(InputError, match="unknown field `memories`"):
         read_layout(path)

@@ -104,8 +104,8 @@ def test_config_and_layout_are_found(case):
     name, weights, suggestion = case
     check_found(name, weights, suggestion)
     hidden = MODELS[name].masks != "none"
-    assert suggestion.masks[:2] == (hidden, hidden)
-    assert suggestion.masks.causal
+    assert suggestion.layout.masks[:2] == (hidden, hidden)
+    assert suggestion.layout.masks.causal
 
 
 def test_buffers_are_given_back_and_the_others_are_named(tmp_path):
