@@ -24,9 +24,19 @@ SIZES = {
     "dropout": 0.0,
 }
 BATCH, SOURCE_LENGTH, TARGET_LENGTH = 5, 13, 11
+# Values that no preset has; the models are the paper's with them.
+OTHERS = {
+    "pre_norm_decoder": {"decoder_norm_placement": "pre", "decoder_final_norm": True}
+    | {"attention_scale": "d_model", "norm": "biased_std_norm"},
+    "pre_norm_encoder": {"norm_placement": "pre", "decoder_norm_placement": "post"}
+    | {"final_norm": True, "decoder_final_norm": False, "attention_scale": "d_model"},
+}
 
 
 def small_config(preset, **overrides):
+    """Return a small model of a preset, or of a name in `OTHERS`."""
+    if preset in OTHERS:
+        preset, overrides = "vaswani2017", OTHERS[preset] | overrides
     defaults = TransformerConfig.preset(preset)
     shared = defaults.token_embeddings == "shared"
     fields = {"src_vocab_size": 41 if shared else 37, "tgt_vocab_size": 41} | SIZES

@@ -43,6 +43,18 @@ WRONG = [
         ["norm_placement='pre' must be 'post'", "self_over_memory"],
     ),
     (
+        {"decoder_attention": "self_over_memory", "decoder_norm_placement": "pre"},
+        ["decoder_attention='self_over_memory' must be", "decoder_norm_placement='pre'"],
+    ),
+    (
+        {"decoder_norm_placement": "pre", "dropout_placement": "norm"},
+        ["dropout_placement='norm' must be 'sublayer' where decoder_norm_placement='pre'"],
+    ),
+    (
+        {"decoder_norm_placement": "both"},
+        ["decoder_norm_placement='both'", "'pre' or None"],
+    ),
+    (
         {"decoder_attention": "self_over_memory", "memory_norm": True},
         ["memory_norm=True must be False", "self_over_memory"],
     ),
@@ -203,11 +215,34 @@ def test_the_decoder_follows_final_norm_until_it_is_told_otherwise():
             assert (changed.final_norm, changed.decoder_has_final_norm) == (final_norm, own)
 
 
+def test_the_decoder_follows_norm_placement_until_it_is_told_otherwise():
+    for placement in ("post", "pre"):
+        config = TransformerConfig(norm_placement=placement)
+        assert config.norm_placement_of("decoder") == placement
+        for own in ("post", "pre"):
+            changed = dataclasses.replace(config, decoder_norm_placement=own)
+            found = map(changed.norm_placement_of, ("encoder", "decoder"))
+            assert tuple(found) == (placement, own)
+
+
+@pytest.mark.parametrize(("scale", "divisor"), [("head_dim", 4), ("d_model", 8), ("none", 1)])
+def test_the_divisor_of_the_scores_is_that_of_the_scale(scale, divisor):
+    sizes = {"d_model": 64, "num_heads": 3, "d_kv": 16}
+    assert TransformerConfig(**sizes, attention_scale=scale).attention_divisor == divisor
+
+
+def test_a_config_that_was_written_before_a_field_was_added_is_read():
+    fields = TransformerConfig(norm_placement="pre").to_dict()
+    del fields["decoder_norm_placement"]
+    assert TransformerConfig.from_dict(fields).norm_placement_of("decoder") == "pre"
+
+
 def test_explicit_has_the_value_that_each_none_stands_for():
     config = TransformerConfig(d_model=12, num_heads=3, dropout=0.3, final_norm=True)
     explicit = config.explicit()
     assert None not in explicit.values()
     assert (explicit["d_kv"], explicit["decoder_final_norm"]) == (4, True)
+    assert explicit["decoder_norm_placement"] == "post"
     assert (explicit["attention_dropout"], explicit["activation_dropout"]) == (0.3, 0.3)
     again = TransformerConfig(**explicit)
     assert again.explicit() == explicit

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import torch_reference
-from jax_transformer import TransformerConfig, convert
+from jax_transformer import convert
 from jax_transformer.convert.table import flatten
 from jax_transformer.model import layers, self_over_memory
 from tests.models import random_params, small_config
+from tests.tiers import MODELS
 
 PAIRS = {
     "layers": (layers, torch_reference.layers),
@@ -69,7 +70,7 @@ def test_every_exception_is_one():
         assert method not in theirs[owner]
 
 
-@pytest.mark.parametrize("preset", TransformerConfig.presets())
+@pytest.mark.parametrize("preset", MODELS)
 def test_a_parameter_has_the_same_name_in_both(preset):
     """Through the reference layout, whose rows only rename the leaves."""
     config = small_config(preset)

@@ -96,10 +96,16 @@ def std_norm(
     scale: Float[Tensor, " D"],
     bias: Float[Tensor, " D"] | None,
     epsilon: float,
+    biased: bool = False,
 ) -> Float[Tensor, "*batch D"]:
-    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation."""
+    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation.
+
+    Args:
+        biased: Whether it is the biased deviation.
+    """
     mean = x.mean(dim=-1, keepdim=True)
-    y = (x - mean) / (x.std(dim=-1, keepdim=True) + epsilon) * scale
+    deviation = x.std(dim=-1, keepdim=True, correction=0 if biased else 1)
+    y = (x - mean) / (deviation + epsilon) * scale
     return y if bias is None else y + bias
 
 
@@ -143,7 +149,7 @@ def dot_product_attention(
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
     bias: Float[Tensor, "#B H T S"] | None = None,
-    scaled: bool = True,
+    divisor: float | None = None,
 ) -> Float[Tensor, "B H T K"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
@@ -154,14 +160,15 @@ def dot_product_attention(
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
-        scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
+        divisor: What the scores are divided by, before the bias; None is sqrt(head_dim).
     """
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
     scores = query @ key.transpose(-2, -1)
-    if scaled:
-        scores = scores / math.sqrt(query.shape[-1])
+    divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
+    if divisor != 1:
+        scores = scores / divisor
     if bias is not None:
         scores = scores + bias
     if mask is not None:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import NormPlacement, TransformerConfig
 from torch_reference import functional
 
 
@@ -24,8 +24,10 @@ class Norm(nn.Module):
         """Return the normed rows."""
         if self.config.norm == "rms_norm":
             return functional.rms_norm(x, self.weight, self.config.norm_epsilon)
-        norm = functional.layer_norm if self.config.norm == "layer_norm" else functional.std_norm
-        return norm(x, self.weight, self.bias, self.config.norm_epsilon)
+        parameters = self.weight, self.bias, self.config.norm_epsilon
+        if self.config.norm == "layer_norm":
+            return functional.layer_norm(x, *parameters)
+        return functional.std_norm(x, *parameters, biased=self.config.norm == "biased_std_norm")
 
 
 class Embedding(nn.Embedding):
@@ -113,7 +115,7 @@ class MultiHeadAttention(nn.Module):
             mask,
             self.dropout,
             position_bias,
-            self.config.attention_scale == "head_dim",
+            self.config.attention_divisor,
         )
         return self.output(functional.merge_heads(heads))
 
@@ -147,11 +149,12 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A norm, a dropout and an addition around a sublayer, in the order the config names."""
+    """A norm, a dropout and an addition around a sublayer, in the order of the placement."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, placement: NormPlacement) -> None:
         super().__init__()
         self.config = config
+        self.placement = placement
         self.norm = Norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -159,7 +162,7 @@ class Residual(nn.Module):
         self, x: Float[Tensor, "B L D"], y: Float[Tensor, "B L D"]
     ) -> Float[Tensor, "B L D"]:
         """Return the residual stream `x` after a sublayer whose output is `y`."""
-        if self.config.norm_placement == "pre":
+        if self.placement == "pre":
             return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
             return self.dropout(self.norm(x + y))
@@ -167,7 +170,7 @@ class Residual(nn.Module):
 
     def sublayer_input(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
-        return self.norm(x) if self.config.norm_placement == "pre" else x
+        return self.norm(x) if self.placement == "pre" else x
 
 
 class EncoderLayer(nn.Module):
@@ -176,12 +179,13 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
+        placement = config.norm_placement_of("encoder")
         self.self_attention = MultiHeadAttention(config)
-        self.self_attention_residual = Residual(config)
+        self.self_attention_residual = Residual(config, placement)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=True)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_residual = Residual(config)
+        self.feed_forward_residual = Residual(config, placement)
 
     def forward(
         self,
@@ -208,16 +212,17 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
+        placement = config.norm_placement_of("decoder")
         self.self_attention = MultiHeadAttention(config)
-        self.self_attention_residual = Residual(config)
+        self.self_attention_residual = Residual(config, placement)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
         self.cross_attention = MultiHeadAttention(config)
-        self.cross_attention_residual = Residual(config)
+        self.cross_attention_residual = Residual(config, placement)
         if config.memory_norm:
             self.memory_norm = Norm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_residual = Residual(config)
+        self.feed_forward_residual = Residual(config, placement)
 
     def forward(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, no_type_check
 
@@ -19,6 +20,7 @@ Size = Annotated[int, Meta(ge=1, le=LARGEST)]
 Layers = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
+NormPlacement = Literal["post", "pre"]
 # Neither 0 nor infinite in float32.
 Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 
@@ -29,6 +31,11 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("head_projection", "shared", {"d_kv": None}),
     ("norm", "rms_norm", {"norm_bias": False}),
     ("norm_placement", "pre", {"dropout_placement": "sublayer"}),
+    (
+        "decoder_norm_placement",
+        "pre",
+        {"dropout_placement": "sublayer", "decoder_attention": "self_then_cross"},
+    ),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
 )
@@ -81,7 +88,7 @@ class TransformerConfig:
         output_scale: Factor on the hidden states before the output projection: "none" or
             "inverse_sqrt_d_model".
         attention_scale: Divisor of the attention scores: "head_dim" is sqrt(head_dim) (section
-            3.2.1), "none" is 1.
+            3.2.1), "d_model" is sqrt(d_model), "none" is 1.
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;
             "shared" splits the heads first and multiplies each by the same (head_dim, head_dim).
         qkv_bias: Whether the query, key and value projections add a bias.
@@ -92,13 +99,15 @@ class TransformerConfig:
         activation: Feed-forward nonlinearity; "gelu" is exact (erf), "gelu_tanh" its
             approximation, "silu" is also called swish.
         norm: "layer_norm" divides by sqrt(biased variance + epsilon) (Ba et al. 2016, as
-            torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon);
-            "rms_norm" divides by sqrt(mean square + epsilon), without a mean and without a bias
-            (Zhang and Sennrich 2019).
+            torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon),
+            "biased_std_norm" by (biased standard deviation + epsilon); "rms_norm" divides by
+            sqrt(mean square + epsilon), without a mean and without a bias (Zhang and Sennrich
+            2019).
         norm_epsilon: The epsilon of every norm.
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
             "pre" norms the sublayer's input (Xiong et al. 2020).
+        decoder_norm_placement: The placement in the decoder; None means as `norm_placement` says.
         final_norm: Whether the encoder ends in a norm, and the decoder too.
         decoder_final_norm: Whether the decoder ends in a norm; None means as `final_norm` says.
         memory_norm: Whether each decoder layer norms the memory it attends to.
@@ -157,17 +166,18 @@ class TransformerConfig:
     output_projection: Literal["linear", "tied", "none"] = "linear"
     output_bias: bool = True
     output_scale: Literal["none", "inverse_sqrt_d_model"] = "none"
-    attention_scale: Literal["head_dim", "none"] = "head_dim"
+    attention_scale: Literal["head_dim", "d_model", "none"] = "head_dim"
     head_projection: Literal["full", "shared"] = "full"
     qkv_bias: bool = True
     attention_output_bias: bool = True
     feed_forward_bias: bool = True
     gated_feed_forward: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    norm: Literal["layer_norm", "std_norm", "rms_norm"] = "layer_norm"
+    norm: Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm"] = "layer_norm"
     norm_epsilon: Epsilon = 1e-5
     norm_bias: bool = True
-    norm_placement: Literal["post", "pre"] = "post"
+    norm_placement: NormPlacement = "post"
+    decoder_norm_placement: NormPlacement | None = None
     final_norm: bool = False
     decoder_final_norm: bool | None = None
     memory_norm: bool = False
@@ -234,6 +244,7 @@ class TransformerConfig:
         """Return every field by name, where a field is None with the value that None stands for."""
         return self.to_dict() | {
             "d_kv": self.head_dim,
+            "decoder_norm_placement": self.norm_placement_of("decoder"),
             "decoder_final_norm": self.decoder_has_final_norm,
             "attention_dropout": self.attention_dropout_rate,
             "activation_dropout": self.activation_dropout_rate,
@@ -243,6 +254,17 @@ class TransformerConfig:
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.num_heads if self.d_kv is None else self.d_kv
+
+    @property
+    def attention_divisor(self) -> float:
+        """What the attention scores are divided by."""
+        widths = {"head_dim": self.head_dim, "d_model": self.d_model, "none": 1}
+        return math.sqrt(widths[self.attention_scale])
+
+    def norm_placement_of(self, stack: Literal["encoder", "decoder"]) -> NormPlacement:
+        """Return where the norms of a stack's sublayers stand."""
+        own = self.decoder_norm_placement if stack == "decoder" else None
+        return own or self.norm_placement
 
     @property
     def has_position_table(self) -> bool:

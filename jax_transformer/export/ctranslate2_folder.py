@@ -100,7 +100,7 @@ def _specification(
     embedding_specs = {"source": spec.encoder.embeddings[0], "target": spec.decoder.embeddings}
     for side, stack in (("source", "encoder"), ("target", "decoder")):
         stack_spec, of_stack = getattr(spec, stack), params[stack]
-        stack_spec.pre_norm = config.norm_placement == "pre"
+        stack_spec.pre_norm = config.norm_placement_of(stack) == "pre"
         table = "token" if config.token_embeddings == "shared" else side
         embedding_specs[side].weight = params[f"{table}_embedding"]["embedding"]
         scaled = config.embedding_scale == "sqrt_d_model"
@@ -172,8 +172,7 @@ def _set_attention(
         joined = {key: np.concatenate([part[key] for part in group], axis=-1) for key in group[0]}
         _set_linear(linear, joined)
     _set_linear(spec.linear[-1], attention["output"])
-    scaled = config.attention_scale == "head_dim"
-    spec.queries_scale = float(config.head_dim) ** -0.5 if scaled else 1.0
+    spec.queries_scale = 1 / config.attention_divisor
 
 
 def _for_all_heads(projection: Mapping[str, Array], num_heads: int) -> dict[str, Array]:

@@ -228,8 +228,8 @@ def _attend(
 ) -> Float[Tensor, "B 1 D"]:
     """Return attention to keys and values that are projected already."""
     query = attention.project(attention.query, x)
-    scaled = attention.config.attention_scale == "head_dim"
-    heads = functional.dot_product_attention(query, keys, values, mask, None, bias, scaled)
+    divisor = attention.config.attention_divisor
+    heads = functional.dot_product_attention(query, keys, values, mask, None, bias, divisor)
     return attention.output(functional.merge_heads(heads))
 
 

@@ -88,16 +88,16 @@ def attend_to_cache(
     query: Float[Array, "B H N K"],
     keys: Keys,
     values: Values,
-    mask: Bool[Array, "#B #H #N #S"] | None = None,
-    bias: Float[Array, "#B #H #N S"] | None = None,
-    scaled: bool = True,
+    mask: Bool[Array, "#B #H #N #S"] | None,
+    bias: Float[Array, "#B #H #N S"] | None,
+    divisor: float,
 ) -> Float[Array, "B H N K"]:
     """Return attention over a cache of either layout, whose numbers are all finite.
 
-    `bias` and `scaled` as for `dot_product_attention`.
+    `bias` and `divisor` as for `dot_product_attention`.
     """
     attend = _joined_attention if cache_layout(keys) == "joined_heads" else _split_attention
-    return attend(query, keys, values, mask, bias, scaled)
+    return attend(query, keys, values, mask, bias, divisor)
 
 
 def _key_axis(keys: Keys) -> int:
@@ -116,14 +116,14 @@ def _split_attention(
     values: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | None,
     bias: Float[Array, "#B H #T S"] | None,
-    scaled: bool,
+    divisor: float,
 ) -> Float[Array, "B H T K"]:
     """Return attention by one matrix for each head.
 
     With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = masked_softmax(scores, query.shape[-1], mask, bias, scaled, by_rows=False)
+    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)
 
 
@@ -133,7 +133,7 @@ def _joined_attention(
     values: Float[Array, "B S D"],
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B H #N S"] | None,
-    scaled: bool,
+    divisor: float,
 ) -> Float[Array, "B H N K"]:
     """Return attention by one product for all heads of a source; D is H * K.
 
@@ -148,7 +148,7 @@ def _joined_attention(
     queries = jnp.where(columns, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
-    weights = masked_softmax(scores, head_dim, mask, bias, scaled).astype(query.dtype)
+    weights = masked_softmax(scores, divisor, mask, bias).astype(query.dtype)
     heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
     joined = jnp.sum(jnp.where(columns, heads, 0), axis=2).astype(query.dtype)
     return joined.reshape(*joined.shape[:2], num_heads, head_dim).swapaxes(1, 2)

@@ -31,7 +31,7 @@ def fused_attention(
     value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
-    scaled: bool,
+    divisor: float,
     dropping: bool = False,
 ) -> Float[Array, "B H T K"]:
     """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels."""
@@ -41,12 +41,12 @@ def fused_attention(
             "or set attention_dropout=0"
         )
     if implementation == "cudnn":
-        return cudnn_attention(query, key, value, mask, bias, scaled)
+        return cudnn_attention(query, key, value, mask, bias, divisor)
     if bias is not None or not (mask is None or isinstance(mask, SegmentMask)):
         raise InputError(
             "attention='flash' reads masks by segments, and no bias; use attention='plain'"
         )
-    return flash_attention(query, key, value, mask, scaled)
+    return flash_attention(query, key, value, mask, divisor)
 
 
 def flash_attention(
@@ -54,7 +54,7 @@ def flash_attention(
     key: Float[Array, "B H S K"],
     value: Float[Array, "B H S K"],
     mask: SegmentMask | None,
-    scaled: bool,
+    divisor: float,
     interpret: bool = False,
 ) -> Float[Array, "B H T K"]:
     """Return attention by JAX's splash kernels for TPU (FlashAttention-2, Dao 2023).
@@ -65,10 +65,10 @@ def flash_attention(
     Args:
         interpret: Whether XLA computes what the kernels say, which needs no TPU.
     """
-    batch, _, num_queries, head_dim = query.shape
+    batch, _, num_queries, _ = query.shape
     num_keys = key.shape[2]
-    if scaled:
-        query = query / math.sqrt(head_dim)
+    if divisor != 1:
+        query = query / divisor
     if mask is not None:
         attended = mask.attended(num_keys)[:, None, :, None]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
@@ -162,7 +162,7 @@ def cudnn_attention(
     value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
-    scaled: bool,
+    divisor: float,
 ) -> Float[Array, "B H T K"]:
     """Return attention by NVIDIA's kernels, which skip what a causal `SegmentMask` hides.
 
@@ -196,7 +196,7 @@ def cudnn_attention(
         value,
         even_bias,
         even_mask,
-        scale=None if scaled else 1.0,
+        scale=1 / divisor,
         is_causal=causal,
         implementation="cudnn",
     )

@@ -1,6 +1,5 @@
 """The softmax of attention, in the forms that suit a machine."""
 
-import math
 from functools import partial
 from typing import Any
 
@@ -56,20 +55,19 @@ def _softmax_jvp(
 
 def masked_softmax(
     scores: Float[Array, "B H T S"],
-    head_dim: int,
+    divisor: float,
     mask: Bool[Array, "#B #H #T #S"] | None,
     bias: Float[Array, "#B #H #T S"] | None,
-    scaled: bool,
     by_rows: bool = True,
     exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T S"]:
-    """Return the weights of scores.
+    """Return the weights of scores, which are divided first, before the bias.
 
     A row without a visible key gets its zeros by a factor for the whole row where `by_rows`, and
     else by a selection of each weight, which is faster for the few queries of a decoding step.
     """
-    if scaled:
-        scores = scores / math.sqrt(head_dim)
+    if divisor != 1:
+        scores = scores / divisor
     if bias is not None:
         scores = scores + bias
     dtype = scores.dtype

@@ -174,7 +174,7 @@ def dot_product_attention(
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
     bias: Float[Array, "#B H T S"] | None = None,
-    scaled: bool = True,
+    divisor: float | None = None,
     exponentials: Exponentials = "wide",
 ) -> Float[Array, "B H T K"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
@@ -186,13 +186,14 @@ def dot_product_attention(
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
-        scaled: Whether the scores are divided by sqrt(head_dim), before the bias.
+        divisor: What the scores are divided by, before the bias; None is sqrt(head_dim).
     """
     if mask is not None:
         attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
-    weights = masked_softmax(scores, query.shape[-1], mask, bias, scaled, exponentials=exponentials)
+    divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
+    weights = masked_softmax(scores, divisor, mask, bias, exponentials=exponentials)
     if dropout is not None:
         weights = dropout(weights)
     return jnp.einsum("bhts,bhsk->bhtk", weights, value)

@@ -18,7 +18,7 @@ from flax.core.scope import LazyRng
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import NormPlacement, TransformerConfig
 from jax_transformer.kernels import cached_attention
 from jax_transformer.kernels.cached_attention import (
     Keys,
@@ -243,18 +243,18 @@ class MultiHeadAttention(nn.Module):
             self.project(self.key, key),
             self.project(self.value, value),
         )
-        lengths, scaled = (query.shape[1], key.shape[1]), self.config.attention_scale == "head_dim"
+        lengths, divisor = (query.shape[1], key.shape[1]), self.config.attention_divisor
         by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
         implementation = self.execution.attention_of(*lengths, by_segments)
         if implementation == "plain":
             mask = as_boolean_mask(mask, *lengths)
             heads = functional.dot_product_attention(
-                *projected, mask, self.dropout, position_bias, scaled, self.execution.exponentials
+                *projected, mask, self.dropout, position_bias, divisor, self.execution.exponentials
             )
         else:
             dropping = self.dropout.is_active()
             heads = fused_attention(
-                implementation, *projected, mask, position_bias, scaled, dropping
+                implementation, *projected, mask, position_bias, divisor, dropping
             )
         return self.output(functional.merge_heads(heads))
 
@@ -279,9 +279,10 @@ class MultiHeadAttention(nn.Module):
                 everywhere.
             values: Projected values [B, H, S, K] or [B, S, H * K], finite everywhere.
         """
-        scaled = self.config.attention_scale == "head_dim"
-        queries = self.project(self.query, query)
-        heads = cached_attention.attend_to_cache(queries, keys, values, mask, position_bias, scaled)
+        queries, divisor = self.project(self.query, query), self.config.attention_divisor
+        heads = cached_attention.attend_to_cache(
+            queries, keys, values, mask, position_bias, divisor
+        )
         return self.output(functional.merge_heads(heads))
 
 
@@ -320,9 +321,10 @@ class FeedForward(nn.Module):
 
 
 class Residual(nn.Module):
-    """A norm, a dropout and an addition around a sublayer, in the order the config names."""
+    """A norm, a dropout and an addition around a sublayer, in the order of the placement."""
 
     config: TransformerConfig
+    placement: NormPlacement
     execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
@@ -332,7 +334,7 @@ class Residual(nn.Module):
 
     def __call__(self, x: Float[Array, "B L D"], y: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the residual stream `x` after a sublayer whose output is `y`."""
-        if self.config.norm_placement == "pre":
+        if self.placement == "pre":
             return x + self.dropout(y)
         if self.config.dropout_placement == "norm":
             return self.dropout(self.norm(x + y))
@@ -340,7 +342,7 @@ class Residual(nn.Module):
 
     def sublayer_input(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
-        return self.norm(x) if self.config.norm_placement == "pre" else x
+        return self.norm(x) if self.placement == "pre" else x
 
 
 class EncoderLayer(nn.Module):
@@ -352,12 +354,13 @@ class EncoderLayer(nn.Module):
     def setup(self) -> None:
         """Declare the sublayers."""
         parts = self.config, self.execution
+        residual = self.config, self.config.norm_placement_of("encoder"), self.execution
         self.self_attention = MultiHeadAttention(*parts)
-        self.self_attention_residual = Residual(*parts)
+        self.self_attention_residual = Residual(*residual)
         if self.config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
         self.feed_forward = FeedForward(*parts)
-        self.feed_forward_residual = Residual(*parts)
+        self.feed_forward_residual = Residual(*residual)
 
     def __call__(
         self,
@@ -387,16 +390,17 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         """Declare the sublayers."""
         parts = self.config, self.execution
+        residual = self.config, self.config.norm_placement_of("decoder"), self.execution
         self.self_attention = MultiHeadAttention(*parts)
-        self.self_attention_residual = Residual(*parts)
+        self.self_attention_residual = Residual(*residual)
         if self.config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
         self.cross_attention = MultiHeadAttention(*parts)
-        self.cross_attention_residual = Residual(*parts)
+        self.cross_attention_residual = Residual(*residual)
         if self.config.memory_norm:
             self.memory_norm = Norm(self.config, self.execution.norm)
         self.feed_forward = FeedForward(*parts)
-        self.feed_forward_residual = Residual(*parts)
+        self.feed_forward_residual = Residual(*residual)
 
     def __call__(
         self,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jax_transformer.kernels.execution import NormForm
 
-Kind = Literal["layer_norm", "std_norm", "rms_norm"]
+Kind = Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm"]
 
 
 def norm(
@@ -30,9 +30,9 @@ def norm(
     Args:
         kind: "layer_norm" is (x - mean) / sqrt(variance + epsilon), of the biased variance (Ba et
             al. 2016). "std_norm" is (x - mean) / (deviation + epsilon), of the unbiased deviation,
-            as many implementations from scratch; a constant row has deviation 0, where the square
-            root has no gradient: 0 is taken, as torch.std does. "rms_norm" is
-            x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
+            as many implementations from scratch, "biased_std_norm" of the biased one; a constant
+            row has deviation 0, where the square root has no gradient: 0 is taken, as torch.std
+            does. "rms_norm" is x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
         form: As `Execution.norm`.
     """
     if form == "fused":
@@ -112,7 +112,7 @@ def _factor(
     square: Float[Array, "*batch 1"], epsilon: float, kind: Kind
 ) -> Float[Array, "*batch 1"]:
     """Return what a row is multiplied by."""
-    if kind != "std_norm":
+    if kind in ("layer_norm", "rms_norm"):
         return 1 / jnp.sqrt(square + epsilon)
     return 1 / (jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0) + epsilon)
 

@@ -170,6 +170,8 @@ def _field_changes(hypothesis: Hypothesis, record: Record) -> Iterator[Change]:
                 changed = dataclasses.replace(config, **fields)
             except InputError:
                 continue
+            if changed.explicit() == config.explicit():  # None, and what it stands for
+                continue
             text = f"{name}={value!r}, not {getattr(config, name)!r}"
             yield Change(text, dataclasses.replace(hypothesis, config=changed))
 

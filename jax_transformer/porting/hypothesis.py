@@ -44,6 +44,8 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         rows += _layer_rows(structure, layer, side, answers, fields)
     fields = {name: answer for name, answer in answers.items() if name in FIELDS} | fields
     fields |= {"d_model": structure.width, "pad_id": pad_id}
+    if fields["decoder_norm_placement"] == fields["norm_placement"]:
+        fields["decoder_norm_placement"] = None
     if fields["positions"] not in ("learned", "sinusoidal_tensor2tensor"):
         fields["position_offset"] = 0
     for side in ("encoder", "decoder"):

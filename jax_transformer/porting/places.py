@@ -80,7 +80,8 @@ def _values(
         values.setdefault(name, {})
         if name.count(".") == 3 and last in SUBLAYERS:
             outputs += [output for _, output in calls[f"{name}_residual"]]
-            if config.norm_placement == "post":  # the norm's input is the sum
+            stack = name.partition(".")[0]
+            if config.norm_placement_of(stack) == "post":  # the norm's input is the sum
                 outputs += [total for total, _ in calls[f"{name}_residual.norm"]]
             values[name] = {side: outputs}
         elif last == "memory_norm":

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import NormPlacement, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import (
     ATTENTION_WORDS,
@@ -39,6 +39,7 @@ LITERALS = "norm_placement norm activation attention_scale embedding_scale outpu
 # The values of the fields that change numbers and no shape, the usual ones first.
 VALUES: dict[str, tuple[Any, ...]] = {
     **{name: get_args(_HINTS[name]) for name in (*LITERALS.split(), "decoder_attention")},
+    "decoder_norm_placement": (None, *get_args(NormPlacement)),
     "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
     "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
     "position_offset": (0, 2, 1),
@@ -376,9 +377,12 @@ def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
 
 def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
     """Return the fields of the config that no shape shows; `learned`: whether positions may be."""
-    norms = VALUES["norm"][:2] if structure.encoder.norms[0].bias else VALUES["norm"][::-1]
+    norms = VALUES["norm"][:-1] if structure.encoder.norms[0].bias else VALUES["norm"][::-1]
     gated = structure.encoder.feed_forward.kind != "feed_forward"
     yield Question("norm_placement", VALUES["norm_placement"][::-1], "open")
+    placements = VALUES["decoder_norm_placement"]
+    texts = ("as norm_placement", *placements[1:])
+    yield Question("decoder_norm_placement", placements, "likely", texts=texts)
     yield Question("norm", norms, "open")
     yield Question("norm_epsilon", VALUES["norm_epsilon"], "open")
     yield Question("activation", VALUES["activation"][:: -1 if gated else 1], "open")

@@ -20,9 +20,9 @@ from jax_transformer import (
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.model import masks
 from tests.decoding.plain import assert_equal
-from tests.models import BATCH, SOURCE_LENGTH, random_params, random_tokens, small_config
+from tests.models import BATCH, OTHERS, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
-from tests.tiers import DISTINCT_PRESETS, QUICK_PRESETS, tiered
+from tests.tiers import DISTINCT_PRESETS, QUICK_MODELS, tiered
 
 LENGTH, BEAM = 7, 3
 
@@ -94,7 +94,7 @@ def cached(config, params, src, tokens, execution=DEFAULT_SEARCH_EXECUTION):
     return jax.lax.scan(step, cache, tokens)[1]
 
 
-@pytest.mark.parametrize("preset", tiered(DISTINCT_PRESETS, QUICK_PRESETS))
+@pytest.mark.parametrize("preset", tiered([*DISTINCT_PRESETS, *OTHERS], QUICK_MODELS))
 def test_every_step_is_the_uncached_model(preset, dtype):
     config, params, src, tokens = setting(preset, dtype, beam_size=1)
     tokens = tokens[:, :, 0]

@@ -16,6 +16,8 @@ OTHERS = {
     "one_final_norm": {"decoder_final_norm": True, "gated_feed_forward": True},
     "tensor2tensor": {"positions": "sinusoidal_tensor2tensor", "position_offset": 3}
     | {"position_rounding": "bfloat16"},
+    "pre_norm_decoder": {"decoder_norm_placement": "pre", "decoder_final_norm": True}
+    | {"attention_scale": "d_model"},
     "narrow_heads": {"d_kv": 7, "norm_bias": False, "activation": "silu"},
 }
 

@@ -145,13 +145,13 @@ def masks(queries, keys):
 
 
 def attend_and_differentiate(
-    query, key, value, cotangent, mask, implementation="plain", bias=None, scaled=True
+    query, key, value, cotangent, mask, implementation="plain", bias=None, divisor=HEAD_DIM**0.5
 ):
-    run = differentiable(mask, implementation, scaled)
+    run = differentiable(mask, implementation, divisor)
     return run(query, key, value, cotangent, bias)
 
 
-def differentiable(mask, implementation, scaled):
+def differentiable(mask, implementation, divisor):
     """Return what computes an attention's output and the gradients of its inputs."""
 
     @jax.jit
@@ -160,8 +160,8 @@ def differentiable(mask, implementation, scaled):
             inputs = query, key, value
             if implementation == "plain":
                 visible = as_boolean_mask(mask, query.shape[2], key.shape[2])
-                return functional.dot_product_attention(*inputs, visible, None, bias, scaled)
-            return fused_attention(implementation, *inputs, mask, bias, scaled)
+                return functional.dot_product_attention(*inputs, visible, None, bias, divisor)
+            return fused_attention(implementation, *inputs, mask, bias, divisor)
 
         output, transpose = jax.vjp(mapped, query, key, value, bias)
         return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
@@ -169,9 +169,9 @@ def differentiable(mask, implementation, scaled):
     return run
 
 
-def check_attention(found, inputs, mask, bias=None, scaled=True):
+def check_attention(found, inputs, mask, bias=None, divisor=HEAD_DIM**0.5):
     """Check a fused attention in float32, and the plain one, by the plain one in float64."""
-    run, names = differentiable(mask, "plain", scaled), ("output", "query", "key", "value", "bias")
+    run, names = differentiable(mask, "plain", divisor), ("output", "query", "key", "value", "bias")
 
     def plain(inputs, bias):
         return by_name(run(*inputs, bias))
@@ -193,12 +193,12 @@ def check_attention(found, inputs, mask, bias=None, scaled=True):
 def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
     fused, biased, kind, lengths, dtype
 ):
-    """With a relative bias, whose gradient comes back, and then scores that are not scaled."""
+    """With a relative bias, whose gradient comes back, and then scores of another scale."""
     inputs, mask = draw(*lengths, dtype), masks(*lengths)[kind]
     relative = {}
     if biased:
         drawn = np.random.default_rng(2).normal(size=(1, HEADS, *lengths))
-        relative = {"bias": jnp.asarray(drawn, dtype), "scaled": False}
+        relative = {"bias": jnp.asarray(drawn, dtype), "divisor": 5.0}
     expected = attend_and_differentiate(*inputs, mask, **relative)
     found = attend_and_differentiate(*inputs, mask, "cudnn", **relative)
     assert len(expected) == len(found) == 4 + biased

@@ -36,9 +36,9 @@ def interpreted(monkeypatch):
     """Let XLA interpret the kernels; return the lengths of the attentions that they compute."""
     lengths, attention = [], fused_attention.flash_attention
 
-    def by_xla(query, key, value, mask, scaled):
+    def by_xla(query, key, value, mask, divisor):
         lengths.append((query.shape[2], key.shape[2]))
-        return attention(query, key, value, mask, scaled, interpret=True)
+        return attention(query, key, value, mask, divisor, interpret=True)
 
     monkeypatch.setattr(fused_attention, "flash_attention", by_xla)
     monkeypatch.setattr(execution, "SHORTEST_FLASH", 1)
@@ -92,14 +92,15 @@ def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
 def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
     """Of odd lengths, with NaN wherever nobody attends to, and scores that are not scaled."""
     lengths = (13, 9) if kind in ("none", "padding", "packed to keys") else (13, 13)
-    mask, scaled = mask_of(kind, *lengths), kind != "causal and padding"
+    mask = mask_of(kind, *lengths)
+    divisor = 1.0 if kind == "causal and padding" else HEAD_DIM**0.5
     query, key, value, cotangent = draw(*lengths)
     if mask is not None:
         nobody = ~mask.attended(lengths[1])[:, None, :, None]
         key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
     inputs = query, key, value, cotangent
-    found = attend_and_differentiate(*inputs, mask, "flash", None, scaled)
-    check_attention(found, inputs, mask, scaled=scaled)
+    found = attend_and_differentiate(*inputs, mask, "flash", None, divisor)
+    check_attention(found, inputs, mask, divisor=divisor)
     assert interpreted == [lengths]
     if mask is not None:
         empty = np.broadcast_to(~mask.attending(*lengths), (BATCH, lengths[0]))
@@ -199,10 +200,10 @@ def test_what_the_kernels_cannot_do_is_refused():
     query, key, value, _ = draw(5, 5)
     attend = functools.partial(fused_attention.fused_attention, "flash", query, key, value)
     with pytest.raises(InputError, match="attention='flash' cannot drop attention weights"):
-        attend(None, None, True, dropping=True)
+        attend(None, None, 1.0, dropping=True)
     for others in ((jnp.ones((1, 1, 5, 5), bool), None), (None, jnp.zeros((1, HEADS, 5, 5)))):
         with pytest.raises(InputError, match="reads masks by segments, and no bias"):
-            attend(*others, True)
+            attend(*others, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_each_device_computes_its_own_rows_and_heads(sizes, rows, heads):
     query = jax.ShapeDtypeStruct((rows, heads, 128, HEAD_DIM), jnp.bfloat16)
     with use_abstract_mesh(mesh):
         mask = SegmentMask(jnp.ones((rows, 128), bool))
-        attend = functools.partial(fused_attention.flash_attention, mask=mask, scaled=True)
+        attend = functools.partial(fused_attention.flash_attention, mask=mask, divisor=1.0)
         text = str(jax.make_jaxpr(attend)(query, query, query))
     own_rows, own_heads = (3, 3) if rows == 3 else (rows // 4, heads // sizes[2])
     assert "shard_map" in text

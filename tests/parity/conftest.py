@@ -1,17 +1,16 @@
-"""One model of each preset in both frameworks with the same weights."""
+"""One model of each preset, and of what no preset has, in both frameworks with the same weights."""
 
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jax_transformer import TransformerConfig
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import Ladder
 from tests.parity.measure import make_pair, trainable
-from tests.tiers import QUICK_PRESETS, tiered
+from tests.tiers import MODELS, QUICK_MODELS, tiered
 
-FLOAT32_PRESETS = ("marian", "umt5")  # of the quick tier; float64 has all of QUICK_PRESETS
+FLOAT32_PRESETS = ("marian", "umt5")  # of the quick tier; float64 has all of QUICK_MODELS
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,9 +39,9 @@ def dtype(request):
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.fixture(scope="module", params=tiered(TransformerConfig.presets(), QUICK_PRESETS))
+@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
 def pair(request, dtype):
-    """Return the preset's config and one model in both frameworks: params and torch module."""
+    """Return the config of `MODELS` and one model in both frameworks: params and torch module."""
     config, params, module = make_pair(small_config(request.param), dtype)
     src, tgt = random_tokens(config, dtype=dtype)
     return SimpleNamespace(
@@ -50,8 +49,8 @@ def pair(request, dtype):
     )
 
 
-@pytest.fixture(scope="module", params=tiered(TransformerConfig.presets(), QUICK_PRESETS))
+@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
 def trainable_pair(request, dtype):
     """Return (preset, dtype, one small model of token ids in both frameworks)."""
-    seed = TransformerConfig.presets().index(request.param)
+    seed = MODELS.index(request.param)
     return request.param, dtype, make_pair(trainable(request.param), dtype, seed)

@@ -248,7 +248,9 @@ def test_norm_far_from_zero_is_exact(x64, kind):
     assert error(actual, expected) <= 1e-12
 
 
-@pytest.mark.parametrize("kind", tiered(["layer_norm", "std_norm"], ["std_norm"]))
+@pytest.mark.parametrize(
+    "kind", tiered(["layer_norm", "std_norm", "biased_std_norm"], ["std_norm"])
+)
 def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, kind):
     x, ones = jax.numpy.full((1, 7), 3.0, dtype), jax.numpy.ones(7, dtype)
     normed, back = jax.vjp(lambda x: norm(x, ones, None, 1e-5, kind), x)

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jax_transformer import TransformerConfig
 from tests.parity.ladder import bound, check_float32
 from tests.parity.measure import (
     SETTINGS,
@@ -17,14 +16,12 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
-from tests.tiers import tiered
-
-PRESETS = TransformerConfig.presets()
+from tests.tiers import MODELS, tiered
 
 
 @pytest.mark.parametrize(
     "trainable_pair",
-    tiered(TransformerConfig.presets(), ["shared_heads", "umt5"]),
+    tiered(MODELS, ["shared_heads", "umt5", "pre_norm_decoder"]),
     indirect=True,
 )
 def test_gradient_of_every_leaf(trainable_pair):
@@ -40,7 +37,7 @@ def test_gradient_of_every_leaf(trainable_pair):
         assert measured <= bound("gradient", dtype), (objective, leaf)
 
 
-@pytest.mark.parametrize("trainable_pair", tiered(PRESETS, ["pre_norm_memory_norm"]), indirect=True)
+@pytest.mark.parametrize("trainable_pair", tiered(MODELS, ["pre_norm_memory_norm"]), indirect=True)
 def test_twenty_steps_of_adam(trainable_pair):
     preset, dtype, pair = trainable_pair
     batches = random_batches(pair.config, STEPS)

@@ -12,7 +12,7 @@ from tests.compilation import AS_USERS_DO
 from tests.models import random_tokens, small_config
 from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask
-from tests.tiers import QUICK_PRESETS, tiered
+from tests.tiers import QUICK_MODELS, tiered
 
 jit = functools.partial(jax.jit, static_argnums=1)
 
@@ -33,7 +33,7 @@ def check_encode(pair, ladder):
 
 
 # As users compile, the test of each preset is exhaustive: it compiles for seven times as long.
-@pytest.mark.parametrize("pair", QUICK_PRESETS, indirect=True)
+@pytest.mark.parametrize("pair", QUICK_MODELS, indirect=True)
 def test_logits(pair, ladder):
     check_logits(pair, ladder)
 

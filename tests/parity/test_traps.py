@@ -1,6 +1,7 @@
 """Traps that are silent elsewhere: with one set, the comparison with torch must go red."""
 
 import contextlib
+import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -71,9 +72,9 @@ WRONG_MASKS = {
 
 @pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
 def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
-    def weights(scores, head_dim, mask, bias, scaled, exponentials):
-        assert (bias, scaled, exponentials) == (None, True, "wide")
-        return jax.nn.softmax(WRONG_MASKS[wrong](scores / head_dim**0.5, mask))
+    def weights(scores, divisor, mask, bias, exponentials):
+        assert (bias, exponentials) == (None, "wide")
+        return jax.nn.softmax(WRONG_MASKS[wrong](scores / divisor, mask))
 
     config = small_config("torch_nn")
     params = random_params(config)["encoder"]["layers_0"]["self_attention"]
@@ -103,6 +104,29 @@ def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
     backward = error(gradient, theirs.value.weight.grad.T)
     right = forward <= bound("block", "float32") and backward <= bound("gradient", "float32")
     assert right == (wrong is None), (forward, backward)
+
+
+# Of one model, what another one computes from the same parameters.
+OTHER_VALUES = [
+    {},
+    {"attention_scale": "head_dim"},
+    {"attention_scale": "none"},
+    {"norm": "std_norm"},
+    {"norm": "layer_norm"},
+    {"norm_placement": "pre"},
+    {"decoder_norm_placement": None},
+]
+
+
+@pytest.mark.parametrize("wrong", OTHER_VALUES)
+def test_a_value_that_one_side_takes_for_another(wrong, x64):
+    right = small_config("pre_norm_decoder", num_encoder_layers=1, num_decoder_layers=1)
+    pair = measure.make_pair(right, "float64")
+    (batch,) = measure.random_batches(right, 1)
+    pair = pair._replace(config=dataclasses.replace(right, **wrong))
+    error = measure.forward(pair, batch)["logits"]
+    allowed = bound("logits", "float64")
+    assert error > 100 * allowed if wrong else error <= allowed
 
 
 def _flax_epsilon(x, scale, bias, epsilon):

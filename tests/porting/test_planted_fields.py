@@ -19,6 +19,7 @@ RIGHT = {
     "vaswani2017": small_config("vaswani2017", **SMALL),
     "m2m100": small_config("m2m100", **SMALL),
     "t5": small_config("t5", **SMALL, relative_attention_max_distance=32),
+    "pre_norm_decoder": small_config("pre_norm_decoder", **SMALL),
     "tiny": small_config("vaswani2017", **SMALL, norm_epsilon=1e-12),
 }
 SCALES = {"embedding_scale": "none", "attention_scale": "none"}
@@ -27,11 +28,13 @@ SCALES |= {"output_scale": "inverse_sqrt_d_model"}
 WRONG = {
     "vaswani2017": SCALES
     | {"num_heads": 6, "positions": "sinusoidal_halves", "activation": "gelu"}
-    | {"norm": "std_norm", "norm_epsilon": 1e-5, "norm_placement": "pre"}
+    | {"norm": "biased_std_norm", "norm_epsilon": 1e-5, "norm_placement": "pre"}
+    | {"decoder_norm_placement": "pre"}
     | {"decoder_attention": "self_over_memory", "pad_id": 5, "position_rounding": "bfloat16"},
     "m2m100": SCALES
     | {"num_heads": 2, "position_offset": 0, "activation": "gelu_tanh", "pad_id": 5}
-    | {"norm": "std_norm", "norm_epsilon": 1e-6, "norm_placement": "post"},
+    | {"norm": "std_norm", "norm_epsilon": 1e-6, "norm_placement": "post"}
+    | {"attention_scale": "d_model"},
     "t5": {
         "relative_attention_max_distance": 128,
         "embedding_scale": "sqrt_d_model",
@@ -42,6 +45,12 @@ WRONG = {
         "norm_placement": "post",
         "pad_id": 5,
         "bos_id": 1,
+    },
+    "pre_norm_decoder": {
+        "attention_scale": "head_dim",
+        "norm": "std_norm",
+        "norm_placement": "pre",
+        "decoder_norm_placement": None,
     },
     "tiny": {"norm_epsilon": 1e-9},  # changes less than float32 holds
 }

@@ -137,6 +137,9 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
                         f"{part}: {name}={value!r}, but {agreed[name]!r} elsewhere in the module; "
                         "the model has one for all"
                     )
+    decoder = agreed.pop("decoder_norm_placement", None)
+    if decoder not in (None, agreed.setdefault("norm_placement", decoder)):
+        agreed["decoder_norm_placement"] = decoder
     return TransformerConfig.preset("torch_nn", **agreed)
 
 
@@ -172,6 +175,8 @@ def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
             norm_first=config.norm_placement == "pre",
             bias=config.qkv_bias,
         )
+    for layer in module.decoder.layers:
+        layer.norm_first = config.norm_placement_of("decoder") == "pre"
     if not config.final_norm:
         module.encoder.norm = None
     if not config.decoder_has_final_norm:
@@ -239,7 +244,8 @@ def _stack_fields(side: str, stack: nn.Module) -> Iterator[tuple[str, dict[str, 
             raise InputError(f"{part} is a {type(layer).__name__}, not a {layer_type.__name__}")
         fields = {"d_model": layer.linear1.in_features, "d_ff": layer.linear1.out_features}
         fields |= {"activation": _activation(layer.activation)}
-        fields |= {"norm_placement": "pre" if layer.norm_first else "post"}
+        placement = "norm_placement" if side == "encoder" else "decoder_norm_placement"
+        fields |= {placement: "pre" if layer.norm_first else "post"}
         yield part, fields | {"activation_dropout": layer.dropout.p}
         for name, module in layer.named_children():
             if name not in ("dropout", "activation"):

@@ -120,6 +120,7 @@ def draw_configurations():
             num_encoder_layers=1 + (number % 7 == 0),
             num_decoder_layers=1 + (number % 6 == 0),
             norm_placement=placement,
+            decoder_norm_placement=(None, "pre", "post")[number % 3],
             norm_epsilon=float(random.choice([1e-5, 1e-6, 1e-3])),
             activation=activation,
             dropout=0.0,

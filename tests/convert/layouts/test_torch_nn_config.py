@@ -104,17 +104,19 @@ def test_every_argument_is_read_and_a_config_that_differs_is_refused(arguments, 
 
 def test_module_and_config_are_each_others_inverse():
     fields = ("qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
-    for placement, activation, bias in itertools.product(
-        ("pre", "post"), ("relu", "gelu", "gelu_tanh", "silu"), (True, False)
+    for placement, decoder, activation, bias in itertools.product(
+        ("pre", "post"), (None, "pre", "post"), ("relu", "gelu", "gelu_tanh", "silu"), (True, False)
     ):
         config = small_config(
             "torch_nn",
             norm_placement=placement,
+            decoder_norm_placement=decoder,
             activation=activation,
             **dict.fromkeys(fields, bias),
         )
         read = convert.torch_nn_config(convert.torch_nn_module(config))
-        check_config(config, read.to_dict() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
+        assert read.decoder_norm_placement == (None if decoder == placement else decoder)
+        check_config(config, read.explicit() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
 
 
 def test_a_config_that_torch_has_no_module_for_is_refused():
