@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
-from jax_transformer.convert.layout_file import (
-    LayoutFile,
-    is_layout_file,
-    read_layout,
-    write_layout,
-)
-from jax_transformer.convert.layouts import LAYOUTS
+from jax_transformer.convert.layout_file import LayoutFile, read_layout, write_layout
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, torch_nn_module
 from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, torch_nn_model
+from jax_transformer.convert.named_layouts import get_layout, layouts
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
 from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
-from jax_transformer.errors import InputError, naming_the_extra, shorten
+from jax_transformer.errors import naming_the_extra
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights.arrays import as_jax, as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
@@ -79,10 +73,16 @@ def from_torch(
     """Return the parameters in a state_dict, as a nested dict of jax arrays.
 
     Gradients and Adam moments are read in the same way, by the names of their parameters and
-    with `buffers=False`. `to_params` also returns a report, and describes the other arguments.
+    with `buffers=False`. `to_params` also returns a report.
 
     Args:
+        state_dict: Tensors by name, of torch, numpy or jax.
+        config: The shape of the model.
         layout: The names and shapes in the state_dict, as in `get_layout`.
+        dtype: Floating-point type to convert to; None keeps that of each tensor.
+        strip_prefixes: Prefixes that are removed from the names that begin with them.
+        allow_nonfinite: Whether NaN and infinity are read.
+        buffers: Whether `state_dict` has the layout's computed buffers.
         metadata: Fields of the config that are saved with the weights; `config` must agree.
 
     Returns:
@@ -113,7 +113,12 @@ def to_torch(
     """Return the state_dict of parameters, ready for `load_state_dict(strict=True)`.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         layout: The names and shapes to write, as in `get_layout`.
+        dtype: Floating-point type to convert to; None keeps that of each tensor.
+        allow_nonfinite: Whether NaN and infinity are written.
+        buffers: Whether the layout's computed buffers are written.
 
     Returns:
         Contiguous tensors that share no memory with `params`; tied names share one tensor.
@@ -128,29 +133,3 @@ def to_torch(
     with naming_the_extra("convert.to_torch"):
         tensors = {id(array): as_torch(array) for array in arrays.values()}
     return {name: tensors[id(array)] for name, array in arrays.items()}
-
-
-def layouts() -> tuple[str, ...]:
-    """Return the names of the layouts that need no arguments, also of families."""
-    return (*LAYOUTS, *FAMILIES)
-
-
-def get_layout(layout: str | os.PathLike | Layout) -> Layout:
-    """Return the layout of this name; a `Layout` is returned as it is.
-
-    Args:
-        layout: One of `layouts()`, the path of a TOML file (text ends in ".toml"), or a `Layout`.
-
-    Raises:
-        InputError: The name is unknown, or the file holds no layout.
-    """
-    if isinstance(layout, Layout):
-        return layout
-    if is_layout_file(layout):
-        return read_layout(layout).layout
-    if layout in LAYOUTS:
-        return LAYOUTS[layout]
-    if layout in FAMILIES:
-        return FAMILIES[layout].layout
-    names = ", ".join(layouts())
-    raise InputError(f"layout={shorten(layout)} is unknown; choose one of {names}, or a .toml file")

@@ -206,10 +206,14 @@ def to_huggingface(
     if the origin has one.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
+        directory: The folder to write, whose parent exists.
         family: Model type of the family; None is the origin's, or the only family that has models
             of this config.
         tokenizer: The model's tokenizer, of the kind that the family's class reads.
         origin: The folder that the model comes from; `origin.read_origin` returns it.
+        overwrite: Whether files of the same names are replaced.
         max_shard_size: Most bytes of the tensors in one file: a number, or text like "5GB". Larger
             weights become shards; a larger tensor has a shard of its own.
 

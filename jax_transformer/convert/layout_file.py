@@ -124,7 +124,7 @@ def is_layout_file(layout: object) -> bool:
 
 
 def read_layout(path: str | os.PathLike) -> LayoutFile:
-    """Read a layout, and its config where the file has one.
+    """Read the layout in a .toml file at `path`, and its config where the file has one.
 
     Raises:
         InputError: The file cannot be read, or is wrong somewhere; names the file and the row.
@@ -147,6 +147,9 @@ def write_layout(
 
     Args:
         path: A file whose name ends in .toml. A link at this path is replaced, never followed.
+        layout: What is written.
+        config: A config that is written beside it; None writes none.
+        overwrite: Whether an existing file is replaced.
 
     Raises:
         InputError: The file exists, its folder does not, or TOML cannot hold a part of the layout,

@@ -80,10 +80,13 @@ def to_params(
     Args:
         tensors: Arrays of numpy, jax or torch by foreign name: parameters, gradients or Adam
             moments.
+        config: The shape of the model.
+        layout: The names and shapes of the tensors.
         dtype: Floating-point type to convert to; the report has the rounding error. None keeps
             the type of each tensor and refuses integers.
         strip_prefixes: Prefixes that are removed, one after the other, from every name that
             begins with them.
+        allow_nonfinite: Whether NaN and infinity are read.
         buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
         leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
         consume: Whether `tensors`, a dict without a fault, is emptied, so that the model is not
@@ -152,6 +155,12 @@ def to_tensors(
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
+        layout: The names and shapes to write.
+        dtype: Floating-point type to convert to; None keeps that of each tensor.
+        allow_nonfinite: Whether NaN and infinity are written.
+        buffers: Whether the layout's computed buffers are written.
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
             read-only views of any strides.
 

@@ -72,6 +72,8 @@ def init_cache(
     """Return a cache for `max_new_tokens` positions, with the memory projected for every layer.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         memory: What `encode` returned [B, S, D].
         max_new_tokens: Number L of positions.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None attends to the whole
@@ -142,6 +144,8 @@ def decode_step(
     later tokens even where it is `config.pad_id`. Pure: works under `jit`, `vmap` and `scan`.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         cache: As from `init_cache` or an earlier step.
         tokens: One token of each source [B], or of each of its hypotheses [B, N]; vectors [B, D]
             or [B, N, D] where `config.token_embeddings` is "none".

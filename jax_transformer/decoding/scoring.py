@@ -34,6 +34,8 @@ def score(
     target, so the sum differs from the score of `generate`, which does not know the length.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         src: Source ids [B, S].
         tgt: Target ids [B, T] as `generate` returns them: without BOS, with EOS, then padding,
             which does not count.
@@ -61,6 +63,8 @@ def cross_attention_weights(
     over the source, or to 0 where the whole source is masked.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         src: Source ids [B, S].
         tgt: Target ids [B, T], as of `score`.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.

@@ -406,12 +406,16 @@ def encode(
     """Return the memory of the sources [B, S, D] (section 3.1).
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
             `jit`, one outside the position table gives NaN. Relative positions do not read it:
             the distance of two tokens is that of their places in the row.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed.
 
     Raises:
         InputError: An argument has another type (dtype or shape) than this, or a source is longer
@@ -440,6 +444,8 @@ def decode(
     """Return the logits of each target position's successor [B, T, V] (section 3.1).
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
         memory: What `encode` returned [B, S, D].
         tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
@@ -448,6 +454,8 @@ def decode(
             memory: decode does not see the source ids, so it cannot find their padding.
         tgt_positions: Position of each token in its sentence [B, T], as `src_positions` of
             `encode`.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed.
 
     Returns:
         Logits [B, T, V], or hidden states [B, T, D] where `config.output_projection` is "none".
@@ -482,6 +490,8 @@ def apply(
     Equal to `decode(..., tgt, encode(..., src), ...)` with one mask for the source.
 
     Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of the model.
         src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
         tgt: Target ids [B, T], BOS first; or vectors [B, T, D].
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.

@@ -62,6 +62,8 @@ class Comparison:
     """The blocks in the order in which they run, the logits last; prints as a table.
 
     Attributes:
+        blocks: The error of each block.
+        bound: The error above which a block differs.
         masks: The masks of the program where they are not those of the layout, as "not causal";
             "default" where they are.
         output: What the program returned: logits, or their log_softmax or softmax.
@@ -135,6 +137,9 @@ def compare(
 
     Args:
         module: Any torch module that computes logits of source and target ids.
+        params: The module's parameters, as from `convert.from_torch`.
+        config: The shape of the model.
+        layout: The layout of the module's names.
         src: Source ids [B, S] of any framework or lists; `config.pad_id` is padding. Vectors
             [B, S, D] for a model without embeddings.
         tgt: Target ids [B, T], or vectors [B, T, D].

@@ -16,7 +16,7 @@ def layouts() -> tuple[str, ...]:
 
 
 def get_layout(layout: str | os.PathLike | Layout) -> Layout:
-    """Return the layout of this name, of a training program too, as `convert.get_layout`.
+    """Return a layout: `layout` is as for `convert.get_layout`, or names a training program.
 
     Raises:
         InputError: The name is unknown, or the file holds no layout.
@@ -27,7 +27,7 @@ def get_layout(layout: str | os.PathLike | Layout) -> Layout:
 
 
 def layouts_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the layouts of whole models in which tensors have these names."""
+    """Return the layouts of whole models in which tensors have these `names`."""
     wanted = list(names)
     by_name = {name: get_layout(name) for name in layouts()}
     return tuple(

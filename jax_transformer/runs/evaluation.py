@@ -102,7 +102,7 @@ class Evaluation:
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
-    """Draw the reports of `read_metrics` as .png, .pdf or .svg; an existing file is replaced."""
+    """Draw `reports`, as of `read_metrics`, in `path`: .png, .pdf or .svg; it is replaced."""
     # A figure without pyplot needs no window and leaves no global state.
     from matplotlib.figure import Figure
 

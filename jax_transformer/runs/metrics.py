@@ -70,7 +70,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the reports of a file, the oldest first; lines that cannot be read are left out."""
+    """Return the reports in `path`, a metrics.jsonl, the oldest first, without unreadable lines."""
     return _read(path)[0]
 
 

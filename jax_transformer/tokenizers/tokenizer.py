@@ -71,6 +71,8 @@ class Tokenizer:
         bos_id: Id that the decoder reads before the first token of a target (BOS).
         eos_id: Id that ends every target (EOS).
         unk_id: Id of what the vocabulary lacks.
+        source: What encodes and decodes the sources.
+        target: The same of the targets.
         languages: The language codes that it knows and is set to; None if it has none.
     """
 

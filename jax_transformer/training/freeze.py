@@ -35,7 +35,7 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
-    """Return the parameters that are trained: a nested dict without the frozen parameters."""
+    """Return `params` without the frozen ones, whose paths match one of `patterns`."""
     if not patterns:
         return params
     leaves = flatten_dict(params, sep="/")

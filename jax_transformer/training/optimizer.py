@@ -136,7 +136,7 @@ class EmaState(NamedTuple):
 
 
 def parameter_ema(decay: float) -> optax.GradientTransformationExtraArgs:
-    """Return the last link of an `optax.chain`: it keeps the EMA of the parameters in its state."""
+    """Return the last link of an `optax.chain`; its state has the parameters' EMA of `decay`."""
 
     def init(params: Params) -> EmaState:
         return EmaState(jax.tree.map(jnp.copy, params), jnp.zeros((), jnp.int32))

@@ -53,6 +53,7 @@ def make_train_step(
     gradients are then added up over the mesh.
 
     Args:
+        config: The shape of the model.
         optimizer: `optax.adam(1e-3)` for example; clipping is optax's too. In `training.optimizer`,
             `parameter_ema` averages the parameters and `with_guard` rejects steps. To accumulate
             gradients, set `num_microbatches`. `optax.MultiSteps` averages the mean gradients of its

@@ -33,12 +33,18 @@ class Alignment(NamedTuple):
     """How much the model attended to each source token when it chose each target token.
 
     A notebook draws it.
+
+    Attributes:
+        line: Number of the line, from 1.
+        source: The text of each source token, EOS included.
+        target: The text of each target token, EOS included.
+        weights: Mean over decoder layers and heads [target, source]; rows sum to 1.
     """
 
-    line: int  # from 1
-    source: list[str]  # the text of each token, EOS included
+    line: int
+    source: list[str]
     target: list[str]
-    weights: Float[np.ndarray, "target source"]  # mean over decoder layers and heads; rows sum to 1
+    weights: Float[np.ndarray, "target source"]
 
     def __repr__(self) -> str:
         """Return one line without the weights."""

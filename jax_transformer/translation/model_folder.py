@@ -63,12 +63,19 @@ GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
 
 
 class TrainedModel(NamedTuple):
-    """A model that can translate text."""
+    """A model that can translate text; it unpacks into its four parts.
+
+    Attributes:
+        config: The shape of the model.
+        params: The parameters, a nested dict of arrays.
+        tokenizer: Turns text into ids, and ids into text.
+        generation: Defaults of `generate` by name, out of `MODEL_OPTIONS`.
+    """
 
     config: TransformerConfig
     params: Params
     tokenizer: Tokenizer
-    generation: Mapping[str, Any] = GENERATION  # defaults of `generate`, out of `MODEL_OPTIONS`
+    generation: Mapping[str, Any] = GENERATION
 
     def __repr__(self) -> str:
         """Return one line: a notebook would print every parameter."""

@@ -47,11 +47,16 @@ class Translation(NamedTuple):
     The score is the log-probability of the tokens divided by the length penalty: 0 for a blank
     line, -inf if a line has fewer possible translations than `num_hypotheses`. A line that was
     split into sentences has the sum of their scores, and the tokens of one after the other.
+
+    Attributes:
+        text: The translation; "" for a blank line.
+        score: Log-probability, divided by the length penalty.
+        tokens: Ids, EOS included [length].
     """
 
-    text: str  # "" for a blank line
+    text: str
     score: float
-    tokens: Int32[np.ndarray, " length"]  # EOS included
+    tokens: Int32[np.ndarray, " length"]
 
 
 class Place(NamedTuple):

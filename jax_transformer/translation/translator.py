@@ -174,6 +174,7 @@ class Translator:
         translated then.
 
         Args:
+            text: One text, or an iterable of texts.
             prefix: Put before every text, or sentence, for example "summarize: " for a T5.
             source_lang: Code of the language of the texts; None is what `Translator` has.
             target_lang: Code of the language of the results; None is what `Translator` has.

@@ -105,7 +105,7 @@ def residual_layer_rows(
 
 
 def torch_nn_config(module: nn.Module) -> TransformerConfig:
-    """Return the config of a torch.nn.Transformer, TransformerEncoder or TransformerDecoder.
+    """Return the config of `module`: a torch.nn.Transformer, or an encoder or decoder of torch.nn.
 
     The stack that a single encoder or decoder lacks has one layer in the config.
 
@@ -144,7 +144,7 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
 
 
 def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
-    """Return a torch.nn.Transformer of this config, for tensors [batch, length, d_model].
+    """Return a torch.nn.Transformer of `config`, for tensors [batch, length, d_model].
 
     Its weights are random; load those of `to_torch(params, config, "torch_nn")` into it.
 

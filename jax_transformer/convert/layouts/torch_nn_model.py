@@ -62,13 +62,13 @@ class _Part(NamedTuple):
 
 
 def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
-    """Return the config and the layout of a module that holds one torch.nn.Transformer.
+    """Return the config and the layout of `module`, which holds one torch.nn.Transformer.
 
     It finds the tables of tokens (one shared table, or two), learned tables of positions, the
     linear head and whether its matrix is tied, and buffers of sinusoids, whose kind it knows by
     their values. The module loads what `to_torch` writes by the layout, with `strict=True`.
 
-    A module does not show what its `forward` does. Pass the fields where the default is not what
+    A module does not show what its `forward` does. Pass those `fields` whose default is not what
     yours does, and compare the outputs of both models afterwards:
 
     - `embedding_scale`: "sqrt_d_model" unless given, as in the paper; "none" where the tokens'

@@ -48,6 +48,7 @@ def from_trainer(
             "opennmt_py"; None finds out.
         num_heads: Attention heads, for a program that does not record them; None is the number
             in its code.
+        dtype: Floating-point type to convert to; None keeps that of each tensor.
 
     Returns:
         The config, the parameters as jax arrays, and the tokenizer of lines of tokens with spaces

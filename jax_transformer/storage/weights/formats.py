@@ -32,6 +32,7 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
     are verified. torch is imported only for .pt, .pth and .bin.
 
     Args:
+        path: A .safetensors, .pt, .pth or .bin file.
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
 
     Returns:
@@ -52,7 +53,7 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Return the metadata that were passed to `write`; a torch.save file has none.
+    """Return the metadata that `write` was given for the file at `path`; torch.save has none.
 
     Raises:
         WeightFileError: The file is missing, or its header is damaged.
@@ -90,6 +91,8 @@ def write(
     Args:
         path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
             followed.
+        tensors: Arrays of numpy, jax or torch by name.
+        overwrite: Whether an existing file is replaced.
         metadata: Free text for the header of a .safetensors file.
 
     Raises:
