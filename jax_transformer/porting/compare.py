@@ -27,6 +27,7 @@ from jax_transformer.porting.places import foreign_modules, run
 from jax_transformer.porting.record import (
     EXACT,
     ROUGH,
+    ROUNDED,
     Batch,
     OutputKind,
     Record,
@@ -178,11 +179,11 @@ def compare_record(
 
     Args:
         explain: Whether a difference is explained, which takes some seconds, and needs torch. Then
-            an error of at most 1e-5 is a difference only if another config comes clearly nearer:
-            a program of float64 may have a table that was rounded to float32.
+            an error of at most 1e-5, in float64 5e-7, is a difference only if another config comes
+            clearly nearer: a program of float64 may have a table that was rounded to float32.
     """
     _check_record(record, config)
-    exact = all(batch.output.dtype == np.float64 for batch in record.batches)
+    exact = record.is_exact
     kind = _output_kind(record, config)
     best: Comparison | None = None
     best_masks = layout.masks
@@ -223,7 +224,8 @@ def _explained(
     An error of the size of rounding to float32 is a difference if a change makes it clearly
     smaller. If none does, the program rounds: all of it, or a part, as a table of positions.
     """
-    comparison = dataclasses.replace(comparison, bound=ROUGH)
+    bound = ROUNDED if record.is_exact else ROUGH
+    comparison = dataclasses.replace(comparison, bound=bound)
     if importlib.util.find_spec("torch") is None:
         if comparison.first_differing is None:
             notes = ("only with torch can it be told which fields this record leaves open",)
@@ -238,7 +240,7 @@ def _explained(
     if explanation.sentences:  # between the error of the model and that of the changed one
         largest = max(block.error for block in comparison.blocks)
         comparison = dataclasses.replace(
-            comparison, bound=min(ROUGH, (explanation.error * largest) ** 0.5)
+            comparison, bound=min(bound, (explanation.error * largest) ** 0.5)
         )
     return dataclasses.replace(comparison, explanations=explanation.sentences, notes=notes)
 

@@ -15,7 +15,7 @@ from jax_transformer.convert.table import USUAL_MASKS, BoundRow, Layout, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
 from jax_transformer.porting.questions import Certainty, Question, find_questions
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.record import ROUGH, Record
 from jax_transformer.porting.structure import Structure, find_structure
 from jax_transformer.storage.weights.arrays import as_numpy
 
@@ -184,6 +184,9 @@ def _misses(finding: Finding) -> list[str]:
     """Return where nothing fits, and the nearest misses."""
     point = finding.fit.points[-1]
     place, _, batch = point.name.partition(" of batch ")
+    if point.error <= ROUGH:
+        rounding = "in float64 a right answer comes within 1e-15"
+        return [f"near, not equal: {place} in batch {batch} is {point.error:.0e} off; {rounding}"]
     lines = [
         f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"
     ]

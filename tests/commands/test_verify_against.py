@@ -57,7 +57,7 @@ def test_the_right_model_agrees(recorded, verify, monkeypatch):
     code, printed = verify(recorded[0], right_config())
     assert (code, marked(printed)) == (0, [])
     assert "decoder.layers.0.memory_norm  " in printed
-    assert printed.splitlines()[-1] == "agrees with your program: the bound is 1e-05"
+    assert printed.splitlines()[-1] == "agrees with your program: the bound is 5e-07"
     assert len(read_record(recorded[1]).batches) == 3
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_variant_is_caught(recorded, verify, monkeypatch):
     monkeypatch.setattr("jax_transformer.porting.explain.explain", unexplained)
     code, printed = verify(*mistaken("epsilon", recorded[0]))
     assert (code, marked(printed)) == (1, [WRONG["epsilon"].block])
-    assert printed.splitlines()[-1] == "differs from your program: the bound is 1e-05"
+    assert printed.splitlines()[-1] == "differs from your program: the bound is 5e-07"
 
 
 @pytest.mark.exhaustive

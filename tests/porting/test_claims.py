@@ -1,13 +1,22 @@
 """What `suggest` says holds: masks that are found are used; what is only near is not found."""
 
+import functools
+import re
+
+import numpy as np
 import pytest
 
 from jax_transformer import convert
 from jax_transformer.convert.table import Masks
 from jax_transformer.porting.compare import compare
+from jax_transformer.porting.hypothesis import build
+from jax_transformer.porting.questions import SIDES, find_questions
+from jax_transformer.porting.search import layer_modules
+from jax_transformer.porting.simulate import Tensors, simulate
+from jax_transformer.porting.structure import find_structure
 from jax_transformer.porting.suggest import suggest
 from tests.porting.renamed import run_snippet
-from tests.porting.workshop import PAD, WORDS, workshop
+from tests.porting.workshop import HEADS, PAD, WIDTH, WORDS, UnbiasedNorm, workshop
 
 
 def weights_and_record(module):
@@ -40,3 +49,38 @@ def test_padding_that_is_hidden_from_queries_and_not_from_keys_is_not_found():
     text = str(suggestion)
     assert "nothing fits at logits in batch 2: " in text
     assert "the masks are others than a config can have" in text
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6, 1e-8])
+def test_a_norm_that_no_config_has_is_near_and_not_equal(epsilon):
+    module = workshop(norm=functools.partial(UnbiasedNorm, epsilon=epsilon))
+    suggestion = suggest(*weights_and_record(module))
+    assert not suggestion.fits
+    assert re.search(r"near, not equal: \S+ in batch 0 is \de-\d\d off", str(suggestion))
+
+
+def fit_of(module, **answers):
+    """Return how far a model of these answers, the others as they are first, follows a module."""
+    weights, record = weights_and_record(module)
+    structure = find_structure(weights)
+    first = {q.name: q.answers[0] for q in find_questions(structure).values()}
+    hypothesis = build(structure, first | {"num_heads": HEADS} | answers)
+    return simulate(Tensors(weights), hypothesis, record, layer_modules(structure))
+
+
+def test_what_reads_the_embeddings_may_hold_a_number_in_float32():
+    fit = fit_of(workshop(scale=float(np.float32(WIDTH**0.5))))
+    assert fit.complete
+    assert 1e-9 < fit.error < 1e-7
+    inexact = {point.name for point in fit.points if point.error > 1e-12}
+    assert inexact == {f"{side}.layers.0 of batch {n}" for side in SIDES for n in range(3)}
+
+
+def test_what_reads_the_outputs_of_the_program_is_exact():
+    norm = functools.partial(UnbiasedNorm, epsilon=1e-8)
+    fit = fit_of(workshop(norm=norm), norm="std_norm", norm_epsilon=1e-8)
+    assert [point.name for point in fit.points][-1] == "encoder.layers.1 of batch 0"
+    assert not fit.complete
+    assert 1e-11 < fit.error < 1e-7
+    assert fit_of(workshop()).complete

@@ -8,6 +8,7 @@ from torch import nn
 from tests.convert.foreign import randomized
 
 PAD, WORDS, WIDTH, HEADS, WIDE, LONGEST = 0, 29, 24, 3, 40, 16
+SCALE = math.sqrt(WIDTH)
 
 
 class UnbiasedNorm(nn.Module):
@@ -61,7 +62,7 @@ class Shelf(nn.Module):
 class Workshop(nn.Module):
     """Token ids [B, S] and [B, T] to logits [B, T, V]."""
 
-    def __init__(self, norm=nn.LayerNorm, source_mask="keys", shared=False):
+    def __init__(self, norm=nn.LayerNorm, source_mask="keys", shared=False, scale=SCALE):
         super().__init__()
         self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
         self.source_place = nn.Embedding(LONGEST, WIDTH)
@@ -71,7 +72,7 @@ class Workshop(nn.Module):
         self.writers = nn.ModuleList(Shelf(norm, 2) for _ in range(2))
         self.ends = nn.ModuleList(norm(WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, WORDS)
-        self.source_mask = source_mask
+        self.source_mask, self.scale = source_mask, scale
 
     def forward(self, src, tgt):
         keys = (src != PAD)[:, None, None, :]
@@ -82,8 +83,8 @@ class Workshop(nn.Module):
             "nothing": torch.ones_like(keys),
         }
         order = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
-        memory = math.sqrt(WIDTH) * self.source(src) + self.source_place.weight[: src.shape[1]]
-        x = math.sqrt(WIDTH) * self.target(tgt) + self.target_place.weight[: tgt.shape[1]]
+        memory = self.scale * self.source(src) + self.source_place.weight[: src.shape[1]]
+        x = self.scale * self.target(tgt) + self.target_place.weight[: tgt.shape[1]]
         for layer in self.readers:
             memory = layer(memory, masks[self.source_mask])
         memory_mask = masks["nothing" if self.source_mask in ("rows", "nothing") else "keys"]
