@@ -156,6 +156,8 @@ def _train_steps(
             checkpoint = checkpoint._replace(progress=_report(progress, outputs))
             _refuse_nonfinite(run, checkpoint.progress, training)
         if evaluating:
+            with outputs.watchdog.paused():
+                outputs.checkpoints.wait()  # a log of evaluations alone is not started again
             checkpoint, loss = _evaluate(run, checkpoint, outputs)
             if not math.isfinite(loss):
                 return checkpoint, False

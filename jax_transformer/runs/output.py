@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
-from jax_transformer.runs.checkpoints import HALF_WRITTEN, locked
+from jax_transformer.runs.checkpoints import HALF_WRITTEN, START, locked
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, read_metrics
 from jax_transformer.storage.folder import (
     CHECKPOINTS,
@@ -75,7 +75,7 @@ def _has_only_begun(directory: Path) -> bool:
     names = {path.name for path in directory.iterdir() if not path.name.startswith(WRITING)}
     checkpoints = [path.name for path in (directory / CHECKPOINTS).glob("*")]
     known = names <= {SETTINGS_FILE, METRICS_FILE, EVENTS, CHECKPOINTS}
-    return known and all(HALF_WRITTEN in name for name in checkpoints)
+    return known and all(HALF_WRITTEN in name or name == START for name in checkpoints)
 
 
 def _is_evaluated(directory: Path) -> bool:

@@ -14,10 +14,13 @@ from jax_transformer.storage.folder import SETTINGS_FILE
         [SETTINGS_FILE],
         [".writing.settings.yaml"],  # killed while it wrote its first file
         [SETTINGS_FILE, ".writing.metrics.jsonl"],
+        [SETTINGS_FILE, "run/start/tokenizer.json"],  # killed before step 0 was committed
+        [SETTINGS_FILE, "run/start/tokenizer.json", "run/0.orbax-checkpoint-tmp/run.json"],
     ],
 )
 def test_an_output_in_which_a_run_has_only_begun_is_free(tmp_path, left):
     for name in left:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     check_output(tmp_path, overwrite=False)
     (tmp_path / "thesis.tex").touch()

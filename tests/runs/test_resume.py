@@ -221,6 +221,22 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
 
 
 @pytest.mark.exhaustive
+def test_no_evaluation_is_in_the_log_before_the_first_checkpoint_is_whole(tmp_path, monkeypatch):
+    settings, training, held_out = tiny_task(Task(4))
+    finalize, logs = DescribingHandler.finalize, []
+
+    def slow(self, directory):
+        time.sleep(0 if logs else 5)  # longer than the evaluation takes
+        logs.append(losses(tmp_path))
+        finalize(self, directory)
+
+    monkeypatch.setattr(DescribingHandler, "finalize", slow)
+    loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
+    assert not any("validation_loss" in report for report in logs[0])
+    assert any("validation_loss" in report for report in logs[1])
+
+
+@pytest.mark.exhaustive
 def test_a_directory_with_a_run_is_not_started_over(unbroken):
     settings, training, held_out = tiny_task(Task(STEPS))
     with pytest.raises(InputError, match="holds a run already; resume it"):
