@@ -19,6 +19,7 @@ FAULTS = (
     "wrong dtype",
     "not finite",
     "not tied",
+    "shared",
     "not as computed",
 )
 LONGEST_NAME = 200  # characters of a name that a message shows

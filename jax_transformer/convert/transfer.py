@@ -353,7 +353,10 @@ def _checked_arrays(
             continue
         report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(array)}")
         other = places.setdefault((array.ctypes.data, array.shape), row.foreign)
-        if other != row.foreign:
+        if other != row.foreign and LAYER.search(row.paths[0]):
+            remedy = "layers of the model share no weights: give each its own, by clone()"
+            report.add("shared", row.foreign, f"is {other}; {remedy}")
+        elif other != row.foreign:
             report.add("untied", row.foreign, f"from {other}: they become separate parameters")
     return arrays, list(owners.values())
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,6 +102,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         for index in stack.indices
         for suffix in (*stack.shapes, *stack.first_only)
     }
+    _check_shared(tensors, inside)
     outside = {name: shape for name, shape in shapes.items() if name not in inside}
     encoder, decoder = _order([_layer(stack, tensors, width) for stack in stacks])
     if len(outside) > MOST_OUTSIDE:
@@ -239,6 +240,26 @@ def _copies(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
         else:
             originals.append(name)
     return copies
+
+
+def _check_shared(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+    """Refuse layers that share weights: in the tree of parameters each has its own."""
+    originals: dict[tuple[Any, ...], list[str]] = {}
+    for name in sorted(names, key=natural_key):
+        array = tensors[name]
+        alike = originals.setdefault((array.shape, array.reshape(-1)[:16].tobytes()), [])
+        for other in alike:
+            # A file may have lost that two names are one tensor. Vectors of layers that were copied
+            # are equal until they are trained, matrices are drawn anew.
+            is_one = array.ctypes.data == tensors[other].ctypes.data
+            is_drawn = array.ndim > 1 and not _is_constant(array)
+            if is_one or (is_drawn and np.array_equal(array, tensors[other])):
+                raise InputError(
+                    f"{other} and {name} are equal: layers that share weights have no place in the "
+                    "model, which would train each alone; give each its own (copy.deepcopy), train "
+                    "your program, and save it again"
+                )
+        alike.append(name)
 
 
 def _sinusoids(

@@ -5,9 +5,13 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from jax_transformer import convert
+from jax_transformer.convert import ConversionError
 from jax_transformer.convert.table import Masks
+from jax_transformer.errors import InputError
 from jax_transformer.porting.compare import compare
 from jax_transformer.porting.hypothesis import build
 from jax_transformer.porting.questions import SIDES, find_questions
@@ -15,6 +19,8 @@ from jax_transformer.porting.search import layer_modules
 from jax_transformer.porting.simulate import Tensors, simulate
 from jax_transformer.porting.structure import find_structure
 from jax_transformer.porting.suggest import suggest
+from jax_transformer.storage import weights as files
+from tests.models import small_config
 from tests.porting.renamed import run_snippet
 from tests.porting.workshop import HEADS, PAD, WIDTH, WORDS, UnbiasedNorm, workshop
 
@@ -84,3 +90,41 @@ def test_what_reads_the_outputs_of_the_program_is_exact():
     assert not fit.complete
     assert 1e-11 < fit.error < 1e-7
     assert fit_of(workshop()).complete
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_layers_that_share_weights_are_refused(tmp_path, saved):
+    """Also after a file that has lost which tensors were one."""
+    module = workshop(shared=True)
+    tensors = module.state_dict()
+    if saved:
+        files.write(tmp_path / "shared.safetensors", tensors)
+        tensors = files.read(tmp_path / "shared.safetensors")
+    names = r"readers\.0\.benches\.0\.key\.\w+ and readers\.1\.benches\.0\.key\.\w+ are equal"
+    with pytest.raises(InputError, match=names):
+        suggest(tensors)
+
+
+def test_a_norm_that_layers_share_is_refused_where_the_file_tells(tmp_path):
+    module = workshop()
+    module.readers[1].norms[0] = module.readers[0].norms[0]
+    torch.save(module.state_dict(), tmp_path / "shared.pt")
+    with pytest.raises(InputError, match=r"readers\.0\.norms\.0\.\w+ and readers\.1\.norms\.0"):
+        suggest(files.read(tmp_path / "shared.pt"))
+
+
+def test_layers_that_were_copied_and_not_trained_are_placed():
+    """torch copies the layers of nn.Transformer and draws their matrices anew."""
+    tensors = nn.Transformer(WIDTH, HEADS, 2, 2, 40).state_dict()
+    assert torch.equal(*(tensors[f"encoder.layers.{i}.linear1.bias"] for i in (0, 1)))
+    assert suggest(tensors).config.num_encoder_layers == 2
+
+
+def test_shared_layers_are_not_converted_by_a_layout_either():
+    config = small_config("torch_nn")
+    module = convert.torch_nn_module(config)
+    module.encoder.layers[1].linear1 = module.encoder.layers[0].linear1
+    with pytest.raises(
+        ConversionError, match=r"shared +encoder\.layers\.1\.linear1\.weight  is en"
+    ):
+        convert.from_torch(module.state_dict(), config, "torch_nn")
