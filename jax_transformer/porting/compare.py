@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SMALLEST_PROBABILITY = 1e-30
+MOST_PAD_IDS = 8  # that are tried
 DEFAULT_MASKS = str(USUAL_MASKS)
 
 
@@ -277,6 +278,7 @@ def _conventions(
         (pad_id, Masks(*masks))
         for pad_id, *masks in itertools.product(pad_ids, *[(True, False)] * 4)
     ]
+    choices += [(pad_id, told) for pad_id in _last_ids(record) if pad_id not in pad_ids]
     choices.sort(key=lambda c: (c[0] != config.pad_id) + sum(map(operator.ne, c[1], told)))
     tried = set()
     for pad_id, masks in choices:
@@ -285,6 +287,12 @@ def _conventions(
         if key not in tried:
             tried.add(key)
             yield pad_id, masks
+
+
+def _last_ids(record: Record) -> list[int]:
+    """Return ids that end rows, of which one may be the program's padding: the lowest ones."""
+    sides = [side for batch in record.batches for side in (batch.src, batch.tgt) if side.ndim == 2]
+    return sorted({int(last) for side in sides for last in side[:, -1]})[:MOST_PAD_IDS]
 
 
 def _seen(batch: Batch, record: Record, config: TransformerConfig) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ A record is written by `snippet`, which runs in the user's program, or by `recor
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.convert.table import Masks
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError, one_line, shorten
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch, own_copy
 
@@ -210,6 +211,8 @@ def record_module(
 
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"module is a {type(module).__name__}, not a torch.nn.Module")
+    if call is None:
+        _check_call(module)
     inputs = {"src": _input("src", "", src), "tgt": _input("tgt", "", tgt)}
     parameter = next(module.parameters(), torch.empty(0))
     on_device = [
@@ -218,14 +221,25 @@ def record_module(
     ]
     kept: dict[str, np.ndarray] = {}
     with _observed(module, kept), torch.no_grad():
-        try:
-            output = module(*on_device) if call is None else call(module, *on_device)
-        except TypeError as error:
-            error.add_note("Where the module needs other arguments, give call=")
-            raise
+        output = module(*on_device) if call is None else call(module, *on_device)
     _keep(kept, "logits", output)
     where = type(module).__name__
     return _record([("", kept | inputs)], _pad_id(pad_id, where), where)
+
+
+def _check_call(module: nn.Module) -> None:
+    """Refuse a module that is not called as module(src, tgt), and show how to call it."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind("src", "tgt")
+    except TypeError as error:
+        parameters = [p for p in signature.parameters.values() if not p.kind.name.startswith("VAR")]
+        others = [f"{p.name}=..." for p in parameters[2:] if p.default is p.empty]
+        arguments = ", ".join(["src", "tgt", *others])
+        raise InputError(
+            f"{type(module).__name__}.forward{one_line(str(signature))} is not called as "
+            f"module(src, tgt): give call=lambda module, src, tgt: module({arguments})"
+        ) from error
 
 
 @contextmanager

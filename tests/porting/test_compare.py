@@ -302,6 +302,18 @@ def test_another_pad_id_is_recognised():
     assert result.first_differing is None
 
 
+def test_padding_that_nobody_declared_is_recognised_by_what_ends_the_rows():
+    """torch_nn_model takes the id that it is given; the data have another one."""
+    module = randomized(Program(PROGRAM))
+    params = convert.from_torch(module.state_dict(), PROGRAM, PROGRAM_LAYOUT)
+    src, tgt = np.full((2, 7), 5), np.full((2, 5), 6)
+    src[1, 3:] = PROGRAM.pad_id
+    other = dataclasses.replace(PROGRAM, pad_id=7)
+    result = porting.compare(module, params, other, PROGRAM_LAYOUT, src, tgt)
+    assert result.masks == "pad_id=0"
+    assert "than the config and the layout say: pad_id=0" in str(result)
+
+
 @pytest.mark.exhaustive
 def test_vectors_and_float64(x64):
     """A bare nn.Transformer reads vectors and returns hidden states; its own bound is small."""

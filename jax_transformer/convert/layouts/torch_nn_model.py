@@ -75,7 +75,8 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
       vectors are not multiplied.
     - `positions`: the kind of the table that the module has; "none" without a table, and where it
       is given because `forward` does not add the table.
-    - `pad_id`: `padding_idx` of the tables, else 0; `bos_id`, `eos_id`: 1 and 2.
+    - `pad_id`: `padding_idx` of the tables; where none has it, it must be given. `bos_id`: 1; where
+      1 is padding, it must be given. `eos_id`: 2.
     - `max_length`: the rows of the shortest table, else 512.
     - `output_projection`: "none" without a head; "tied" where `forward` multiplies by the table.
 
@@ -83,7 +84,8 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     the target's. Two tables whose names show nothing are source and target in this order.
 
     Raises:
-        InputError: The module has a part that the model cannot have, or a field contradicts it.
+        InputError: The module has a part that the model cannot have, a field contradicts it, or
+            nothing tells `pad_id`.
     """
     prefix, body = _find_transformer(module)
     body_fields = torch_nn_config(body).to_dict()
@@ -108,6 +110,8 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
             f"{positions[0].names[0]}; the model has one kind"
         )
     config = _config(body_fields, token_fields | {"positions": "none"} | learned | computed, fields)
+    if tables:
+        _check_ids(type(module).__name__, config, token_fields | fields)
     layout = Layout(type(module).__name__, rows, tuple(buffers))
     return ModuleDescription(config, _with_copies(module, layout, config))
 
@@ -348,6 +352,20 @@ def _config(
         if not (name in free or (name, value) in choices or values[name] == value):
             raise InputError(f"{name}={value!r}, but the module has {values[name]!r}")
     return TransformerConfig.from_dict({**values, **fields})
+
+
+def _check_ids(name: str, config: TransformerConfig, told: Mapping[str, Any]) -> None:
+    """Refuse ids that nothing tells and that a guess would make wrong in silence."""
+    if "pad_id" not in told:
+        raise InputError(
+            f"no table of {name} has padding_idx: give the id of padding that its data has, for "
+            f"example torch_nn_model(module, pad_id={config.pad_id})"
+        )
+    if "bos_id" not in told and config.bos_id == config.pad_id:
+        raise InputError(
+            f"pad_id={config.pad_id} is also the usual bos_id: give the id that begins a target, "
+            f"for example torch_nn_model(module, bos_id={config.eos_id})"
+        )
 
 
 def _with_copies(module: nn.Module, layout: Layout, config: TransformerConfig) -> Layout:

@@ -138,20 +138,20 @@ SEPARATE, SHARED = {"token_embeddings": "separate"}, {"token_embeddings": "share
 LEARNED = {"positions": "learned"}
 # Of each module: the fields that it does not tell, and some that it tells.
 MODULES = {
-    Tutorial: ({}, SEPARATE | {"positions": "sinusoidal"}),
+    Tutorial: ({"pad_id": 0}, SEPARATE | {"positions": "sinusoidal"}),
     Tied: (
         {"embedding_scale": "none", "pad_id": 3},
         SHARED | LEARNED | {"output_projection": "tied"},
     ),
     Nameless: (
-        {},
+        {"pad_id": 0},
         {"positions": "sinusoidal_halves", "output_projection": "tied", "output_bias": True},
     ),
     Bare: (
-        {"embedding_scale": "sqrt_d_model"},
+        {"embedding_scale": "sqrt_d_model", "pad_id": 0},
         SHARED | LEARNED | {"decoder_final_norm": False, "output_projection": "none"},
     ),
-    Computed: ({}, SEPARATE | {"positions": "sinusoidal_per_column"}),
+    Computed: ({"pad_id": 0}, SEPARATE | {"positions": "sinusoidal_per_column"}),
 }
 
 
@@ -184,7 +184,7 @@ def test_a_module_is_found_out_computed_and_handed_back(kind, untold, found):
 
 
 def test_what_is_found_in_the_tutorial_is_complete_and_goes_into_a_file(tmp_path):
-    config, layout = convert.torch_nn_model(Tutorial())
+    config, layout = convert.torch_nn_model(Tutorial(), pad_id=0)
     assert layout.name == "Tutorial"
     assert [buffer.foreign for buffer in layout.buffers] == ["positional_encoding.pe"]
     assert layout.buffers[0].value == convert.PositionTable(("length", 1, "d_model"), LONGEST)
@@ -203,7 +203,7 @@ def test_what_is_found_in_the_tutorial_is_complete_and_goes_into_a_file(tmp_path
 def test_each_kind_of_sinusoids_is_known_by_its_values(kind):
     module = Tutorial()
     module.positional_encoding.pe = table(kind, LONGEST, 1)
-    assert convert.torch_nn_model(module).config.positions == kind
+    assert convert.torch_nn_model(module, pad_id=0).config.positions == kind
 
 
 def embedding(rows, width=WIDTH):
@@ -268,6 +268,19 @@ def test_a_field_that_contradicts_the_module_is_refused():
             convert.torch_nn_model(Tutorial(), **{name: value})
 
 
+def test_ids_that_nothing_tells_are_asked_for():
+    message = r"no table of Tutorial has padding_idx: .* torch_nn_model\(module, pad_id=0\)"
+    with pytest.raises(InputError, match=message):
+        convert.torch_nn_model(Tutorial())
+    module = Tutorial()
+    module.tgt_tok_emb.padding_idx = 1
+    for fields in ({}, {"pad_id": 1}):
+        with pytest.raises(InputError, match="pad_id=1 is also the usual bos_id: give the id"):
+            convert.torch_nn_model(module, **fields)
+    config, _ = convert.torch_nn_model(module, bos_id=2, eos_id=3)
+    assert (config.pad_id, config.bos_id, config.eos_id) == (1, 2, 3)
+
+
 def foreign_of(layout, path):
     return [row.foreign for row in layout.rows if row.paths == (path,)]
 
@@ -277,7 +290,7 @@ def test_two_tables_of_one_size_are_told_apart_by_the_tied_head():
         module = Nameless()
         module.a, module.b = nn.Embedding(TARGET, WIDTH), nn.Embedding(TARGET, WIDTH)
         module.d.weight = getattr(module, name).weight
-        layout = convert.torch_nn_model(module).layout
+        layout = convert.torch_nn_model(module, pad_id=0).layout
         assert foreign_of(layout, "target_embedding/embedding") == [f"{name}.weight", "d.weight"]
         assert foreign_of(layout, "source_embedding/embedding") == [f"{other}.weight"]
 
