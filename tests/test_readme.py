@@ -15,6 +15,7 @@ from tests.models import tiny_model
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
+PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
 INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS = (
     (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     for name in (
@@ -32,14 +33,40 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS = (
 def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
     commands = re.findall(r'^pip install -e "\.\[(\w+)\]"\n(.*)$', README, re.MULTILINE)
     assert [command for _, command in commands] == ["python train.py", "pytest"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = tomllib.loads(PYPROJECT)
     extras = project["project"]["optional-dependencies"]
     assert {extra for extra, _ in commands} <= set(extras)
     assert (ROOT / "train.py").is_file()
     ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
     assert {"pytest", "pytest -m exhaustive"} <= set(ci)
-    assert 'pip install --quiet -e ".[test,browser]"' in ci
+    assert 'pip install --quiet -e ".[test,browser,tpu-compile]"' in ci
     assert "--numprocesses=auto" in project["tool"]["pytest"]["ini_options"]["addopts"]
+
+
+def packages(extra, extras):
+    """Return the names of what an extra installs, with those of the extras in it."""
+    found = set()
+    for requirement in extras[extra]:
+        name, _, inner = re.match(r"([\w.-]+)(\[([\w,-]+)\])?", requirement).groups()
+        if name == "jax-transformer":
+            found = found.union(*(packages(part, extras) for part in inner.split(",")))
+        else:
+            found |= {name, f"{name}[{inner}]"}
+    return found
+
+
+@pytest.mark.parametrize("page", [README, INDEX], ids=["README", "index"])
+def test_the_python_of_a_page_runs_after_the_commands_above_it(page):
+    extras = tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]
+    installed = set()
+    for command, code in re.findall(
+        r'pip install -e "\.\[(.*?)\]"|```python\n(.*?)```', page, re.DOTALL
+    ):
+        installed = installed.union(
+            *(packages(part, extras) for part in command.split(",") if part)
+        )
+        assert "torch" in installed or "import torch" not in code
+    assert "jax[tpu]" not in installed  # which prints errors at each start where there is no TPU
 
 
 def test_a_newcomer_reads_it_in_one_go():
