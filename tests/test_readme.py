@@ -16,7 +16,7 @@ from tests.models import tiny_model
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
-INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS = (
+INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL = (
     (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     for name in (
         "index",
@@ -26,6 +26,7 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS = (
         "export",
         "how_to/nnx_and_equinox",
         "how_to/killed_runs",
+        "how_to/pytorch_tutorial",
     )
 )
 
@@ -112,6 +113,12 @@ def test_the_curves_of_a_killed_run_are_drawn(tmp_path):
 def test_linen_nnx_and_equinox_hold_the_same_tree(tmp_path):
     pytest.importorskip("equinox")
     assert run_python_of([MODULES], tmp_path) >= 6
+
+
+@pytest.mark.exhaustive
+def test_the_model_of_pytorchs_tutorial_comes_and_goes_home(tmp_path):
+    assert "PAD_IDX, BOS_IDX, EOS_IDX = 0, 1, 2, 3" in TUTORIAL  # as there
+    assert run_python_of([TUTORIAL], tmp_path) == 4
 
 
 def test_the_start_page_has_the_errors_and_the_commands_of_the_readme():
