@@ -16,7 +16,7 @@ from tests.models import tiny_model
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
-INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL = (
+INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL, ENCODERS = (
     (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     for name in (
         "index",
@@ -27,6 +27,7 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL = 
         "how_to/nnx_and_equinox",
         "how_to/killed_runs",
         "how_to/pytorch_tutorial",
+        "how_to/encoders",
     )
 )
 
@@ -119,6 +120,19 @@ def test_linen_nnx_and_equinox_hold_the_same_tree(tmp_path):
 def test_the_model_of_pytorchs_tutorial_comes_and_goes_home(tmp_path):
     assert "PAD_IDX, BOS_IDX, EOS_IDX = 0, 1, 2, 3" in TUTORIAL  # as there
     assert run_python_of([TUTORIAL], tmp_path) == 4
+
+
+@pytest.mark.exhaustive
+def test_the_page_about_encoders_runs(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.convert.families.case import foreign_model, write_tokenizer
+    from tests.convert.families.test_encoders import encoder_of
+
+    model = foreign_model("umt5", **write_tokenizer("umt5", tmp_path / "model"))
+    model.save_pretrained(tmp_path / "model")
+    encoder_of(model).save_pretrained(tmp_path / "text_encoder")
+    ids = "```python\nimport numpy\nids = numpy.array([[3, 4, 1], [5, 1, 0]], 'int32')\n```\n"
+    assert run_python_of([ids, ENCODERS], tmp_path) == 5
 
 
 def test_the_start_page_has_the_errors_and_the_commands_of_the_readme():

@@ -94,18 +94,27 @@ class Transformer(nn.Module):
             self.token_embedding = Embedding(config, config.src_vocab_size)
         elif config.token_embeddings == "separate":
             self.source_embedding = Embedding(config, config.src_vocab_size)
-            self.target_embedding = Embedding(config, config.tgt_vocab_size)
         if config.positions == "learned":
             self.source_positions = PositionEmbedding(config)
-            self.target_positions = PositionEmbedding(config)
         if config.embedding_norm:
             self.source_embedding_norm = Norm(config)
-            self.target_embedding_norm = Norm(config)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
-        target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = nn.Dropout(source_rate)
-        self.target_dropout = nn.Dropout(target_rate)
         self.encoder = Encoder(config)
+        if config.num_decoder_layers:
+            self._add_target_side()
+
+    def _add_target_side(self) -> None:
+        """Declare what an encoder alone has not."""
+        config = self.config
+        if config.token_embeddings == "separate":
+            self.target_embedding = Embedding(config, config.tgt_vocab_size)
+        if config.positions == "learned":
+            self.target_positions = PositionEmbedding(config)
+        if config.embedding_norm:
+            self.target_embedding_norm = Norm(config)
+        target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
+        self.target_dropout = nn.Dropout(target_rate)
         self.decoder = Decoder(config)
         if config.output_projection != "none":
             self.output_projection = OutputProjection(config)

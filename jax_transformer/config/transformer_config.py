@@ -18,6 +18,7 @@ MOST_LAYERS = 10_000  # of a stack; the deepest published models have 1,000
 
 Size = Annotated[int, Meta(ge=1, le=LARGEST)]
 Layers = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
+DecoderLayers = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
 Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
 NormPlacement = Literal["post", "pre"]
@@ -26,6 +27,17 @@ Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")  # fields
 
+# What an encoder alone has in the place of the fields of a decoder.
+ENCODER_ALONE: dict[str, Any] = {
+    "num_decoder_layers": 0,
+    "output_projection": "none",
+    "output_bias": False,
+    "output_scale": "none",
+    "decoder_norm_placement": None,
+    "decoder_final_norm": None,
+    "memory_norm": False,
+    "decoder_attention": "self_then_cross",
+}
 # A field with this value: what other fields must then be.
 REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("head_projection", "shared", {"d_kv": None}),
@@ -37,6 +49,7 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         {"dropout_placement": "sublayer", "decoder_attention": "self_then_cross"},
     ),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
+    ("num_decoder_layers", 0, ENCODER_ALONE),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
 )
 
@@ -58,7 +71,8 @@ class TransformerConfig:
         d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
         d_ff: Inner width of the feed-forward network.
         num_encoder_layers: Layers of the encoder, at most 10,000.
-        num_decoder_layers: Layers of the decoder, at most 10,000.
+        num_decoder_layers: Layers of the decoder, at most 10,000. 0 is an encoder alone, which has
+            no parameters of the target side: only `encode` can be called.
         max_length: The longest source or target, in tokens: a bound by the position table, without
             one (`positions` "relative" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
@@ -144,7 +158,7 @@ class TransformerConfig:
     d_kv: Size | None = None
     d_ff: Size = 2048
     num_encoder_layers: Layers = 6
-    num_decoder_layers: Layers = 6
+    num_decoder_layers: DecoderLayers = 6
     max_length: Size = 512
     token_embeddings: Literal["separate", "shared", "none"] = "separate"
     embedding_scale: Literal["sqrt_d_model", "none"] = "sqrt_d_model"
@@ -249,6 +263,19 @@ class TransformerConfig:
             "attention_dropout": self.attention_dropout_rate,
             "activation_dropout": self.activation_dropout_rate,
         }
+
+    def part(self, name: str) -> TransformerConfig:
+        """Return the config of a part of the model.
+
+        Args:
+            name: "whole", or "encoder" for the encoder alone.
+
+        Raises:
+            InputError: The model has no such part.
+        """
+        if name not in ("whole", "encoder"):
+            raise InputError(f"part={shorten(name)} must be 'whole' or 'encoder'")
+        return dataclasses.replace(self, **ENCODER_ALONE) if name == "encoder" else self
 
     @property
     def head_dim(self) -> int:

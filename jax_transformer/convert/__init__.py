@@ -19,10 +19,16 @@ from jax_transformer.convert.layouts.torch_nn_model import ModuleDescription, to
 from jax_transformer.convert.named_layouts import get_layout, layouts
 from jax_transformer.convert.report import ConversionError, Report
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, identity, transpose
-from jax_transformer.convert.transfer import ConfigMismatch, check_config, to_params, to_tensors
+from jax_transformer.convert.transfer import (
+    ConfigMismatch,
+    check_config,
+    jax_leaf,
+    to_params,
+    to_tensors,
+)
 from jax_transformer.errors import naming_the_extra
 from jax_transformer.storage import weights as weight_files
-from jax_transformer.storage.weights.arrays import as_jax, as_torch
+from jax_transformer.storage.weights.arrays import as_torch
 from jax_transformer.storage.weights.checks import WeightFileError
 
 if TYPE_CHECKING:
@@ -97,7 +103,7 @@ def from_torch(
     if metadata is not None:
         check_config(config, metadata)
     options = {"dtype": dtype, "strip_prefixes": strip_prefixes, "buffers": buffers}
-    options |= {"allow_nonfinite": allow_nonfinite, "leaf": as_jax}
+    options |= {"allow_nonfinite": allow_nonfinite, "leaf": jax_leaf()}
     return to_params(state_dict, config, get_layout(layout), **options)[0]
 
 

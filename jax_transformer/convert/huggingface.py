@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert import languages
@@ -21,13 +22,13 @@ from jax_transformer.convert.generation_config import (
 )
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.report import ConversionError
-from jax_transformer.convert.table import flatten
-from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.convert.table import expand, flatten, holds_names, is_in_part
+from jax_transformer.convert.transfer import jax_leaf, to_params, to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
 from jax_transformer.storage.reading import errors_naming, read_json
 from jax_transformer.storage.weights import shards
-from jax_transformer.storage.weights.arrays import FLOATS, as_jax, as_numpy
+from jax_transformer.storage.weights.arrays import FLOATS, as_numpy
 from jax_transformer.storage.writing import json_bytes
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has 
 
 
 def from_huggingface(
-    source: str | os.PathLike[str] | PreTrainedModel, *, dtype: str | None = None
+    source: str | os.PathLike[str] | PreTrainedModel,
+    *,
+    dtype: str | None = None,
+    part: str = "whole",
+    mesh: Mesh | None = None,
 ) -> tuple[TransformerConfig, dict[str, Any]]:
     """Return the config and the parameters of a model of a known family.
 
@@ -54,33 +59,38 @@ def from_huggingface(
         source: A folder with config.json and model.safetensors or pytorch_model.bin, whole or in
             shards, or a model of transformers.
         dtype: Floating-point type to convert the weights to; None keeps their type.
+        part: "whole", or "encoder": the encoder alone, whose tensors alone are read. A folder of an
+            encoder alone (T5EncoderModel and its kind) needs no `part`.
+        mesh: Devices of `jax_transformer.make_mesh` over which the parameters are split, one after
+            the other: no device holds more than its own parts. None is the default device.
 
     Raises:
         InputError: A file is missing, damaged or hostile; the family is unknown; config.json has
             a value that the model cannot have (names it); or the weights do not fit the config
             (lists the faults).
     """
-    if isinstance(source, str | os.PathLike):
-        values, tensors = read_config(Path(source)), shards.read_weights(Path(source))
-    elif hasattr(source, "config") and hasattr(source, "state_dict"):
-        # A dict of our own, which the conversion empties.
-        values, tensors = source.config.to_dict(), dict(source.state_dict())
-    else:
+    is_folder = isinstance(source, str | os.PathLike)
+    if not is_folder and not (hasattr(source, "config") and hasattr(source, "state_dict")):
         raise InputError(f"{type(source).__name__} is neither a folder nor a model of transformers")
+    if is_folder:
+        values = read_config(Path(source))
+    else:
+        values = source.config.to_dict() | {"architectures": [type(source).__name__]}
     family = _family_of(values)
-    names = values.get("architectures")
-    names = [str(name) for name in names] if isinstance(names, list) else []
-    if names and all(name.endswith(_OTHER_CLASSES) for name in names):
-        raise InputError(
-            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
-            f"use the folder of a {family.architecture}"
-        )
+    if part == "encoder" and family.encoder_architecture is not None:
+        values["architectures"] = [family.encoder_architecture]
+    _check_architectures(values, family)
+    reads = None if part == "whole" else _reads_part(family, values, part)
+    if is_folder:
+        tensors = shards.read_weights(Path(source), reads)
+    else:  # a dict of our own, which the conversion empties
+        tensors = {n: x for n, x in source.state_dict().items() if reads is None or reads(n)}
     if family.full_name is not None:
         full = {name: family.full_name(name) for name in tensors}
         # A tensor that has both names is left for the conversion to refuse.
         tensors = {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
     tied = family.is_tied(tensors) if family.is_tied else None
-    config = config_from_json(family, values, tied)
+    config = config_from_json(family, values, tied).part(part)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
     layout = dataclasses.replace(family.layout, buffers=present)
@@ -88,7 +98,8 @@ def from_huggingface(
         rounding = _rounding([as_numpy(tensors[buffer.foreign]) for buffer in present])
         config = dataclasses.replace(config, position_rounding=rounding)
     try:
-        params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=as_jax, consume=True)
+        options = {"dtype": dtype, "leaf": jax_leaf(mesh, config), "consume": True}
+        params, _ = to_params(tensors, config, layout, **options)
     except ConversionError as error:
         sizes = [key for key in family.fields if type(family.defaults.get(key)) is int]
         if absent := [key for key in sizes if key not in values]:
@@ -98,6 +109,33 @@ def from_huggingface(
             )
         raise ConversionError(error.report) from error
     return config, params
+
+
+def _check_architectures(values: Mapping[str, Any], family: Family) -> None:
+    """Refuse a class of transformers whose weights are not those of the family."""
+    names = values.get("architectures")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    names = [name for name in names if name != family.encoder_architecture]
+    if names and all(name.endswith(_OTHER_CLASSES) for name in names):
+        raise InputError(
+            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
+            f"use the folder of a {family.architecture}"
+        )
+
+
+def _reads_part(family: Family, values: Mapping[str, Any], part: str) -> Callable[[str], bool]:
+    """Return which tensors of a whole model a part of it reads; unknown ones stay a fault."""
+    config = config_from_json(family, values).part(part)
+    buffers = (buffer.foreign for buffer in family.layout.buffers)
+    named = {row.foreign for row in expand(family.layout, config)}
+    named |= {name for name in buffers if is_in_part(name, config)}
+    full_name = family.full_name or (lambda name: name)
+
+    def reads(name: str) -> bool:
+        full = full_name(name)
+        return full in named or not holds_names(family.layout, [full])
+
+    return reads
 
 
 def _rounding(tables: Sequence[np.ndarray]) -> str:
@@ -119,10 +157,12 @@ def load_folder(
     ignore_generation_config: bool = False,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    part: str = "whole",
 ) -> tuple[TransformerConfig, dict[str, Any], Tokenizer, dict[str, Any]]:
     """Return everything that translation needs from a folder of a known family.
 
     Args:
+        part: As of `from_huggingface`.
         ignore_generation_config: Whether the folder's generation defaults are ignored. The start
             token, EOS and padding are those of config.json then.
         target_lang: Code of the language of the targets; None is that of the folder.
@@ -136,6 +176,8 @@ def load_folder(
     options = {"ignore_generation_config": ignore_generation_config}
     options |= {"source_lang": source_lang, "target_lang": target_lang}
     config, tokenizer = load_tokenizer(folder, **options)
+    if part == "encoder" or not config.num_decoder_layers:  # generates nothing
+        return *from_huggingface(folder, part=part), tokenizer, {}
     generation = {}
     if not ignore_generation_config:
         values, name = read_generation_config(folder)
@@ -278,8 +320,9 @@ def _config_of(
     old, new = config_to_json(family, before), config_to_json(family, config)
     changed = {key: value for key, value in new.items() if value != old[key]}
     values = {**origin.config, **changed}
-    if values.get("architectures") and family.architecture not in values["architectures"]:
-        values["architectures"] = [family.architecture]
+    architecture = family.class_of(config)
+    if values.get("architectures") and architecture not in values["architectures"]:
+        values["architectures"] = [architecture]
     dtype = str(next(iter(flatten(params).values())).dtype)
     for key in ("dtype", "torch_dtype"):  # from_pretrained converts to this type
         if values.get(key) in FLOATS:

@@ -278,12 +278,17 @@ class BoundRow:
         return (self.num_heads, shape[0] // self.num_heads, *shape[1:])
 
 
+def is_in_part(foreign: str, config: TransformerConfig) -> bool:
+    """Return whether a foreign name can be of a config: an encoder alone has none of a decoder."""
+    return bool(config.num_decoder_layers) or "decoder" not in foreign.split(".")
+
+
 def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
     """Return the layout's rows for this config: one for each foreign tensor."""
     shapes = parameter_shapes(config, layout.scope)
     bound: dict[str, BoundRow] = {}
     for row in layout.rows:
-        if not row.applies_to(config):
+        if not row.applies_to(config) or not is_in_part(row.foreign, config):
             continue
         pattern = name_pattern(row.paths[0], KEY)
         matches = [match for path in shapes if (match := pattern.fullmatch(path))]

@@ -13,15 +13,32 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.names import add_names, compare_names
 from jax_transformer.convert.report import ConversionError, Report
-from jax_transformer.convert.table import BoundRow, Buffer, Layout, Tree, expand, flatten, nest
+from jax_transformer.convert.table import (
+    BoundRow,
+    Buffer,
+    Layout,
+    Tree,
+    expand,
+    flatten,
+    is_in_part,
+    nest,
+)
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.model.tree import LAYER, STACKS, Shape, parameter_shapes
-from jax_transformer.storage.weights.arrays import FLOATS, as_numpy, own_copy, pieces
+from jax_transformer.model.tree import (
+    LAYER,
+    STACKS,
+    Shape,
+    parameter_shapes,
+    parameter_shardings,
+)
+from jax_transformer.storage.weights.arrays import FLOATS, as_jax, as_numpy, own_copy, pieces
 
 # Sinusoids of some thousand positions, computed in float32, have errors up to this size.
 COMPUTED_TOLERANCE = 1e-3
@@ -63,6 +80,24 @@ def check_config(
         raise ConfigMismatch(f"the config does not match {origin}: {'; '.join(differing)}")
 
 
+def jax_leaf(
+    mesh: Mesh | None = None, config: TransformerConfig | None = None
+) -> Callable[[str, np.ndarray], jax.Array]:
+    """Return how an array becomes a leaf of jax, which lies where `parameter_shardings` places it.
+
+    Args:
+        mesh: None is the default device.
+    """
+
+    def leaf(path: str, array: np.ndarray) -> jax.Array:
+        if mesh is None:
+            return as_jax(array)
+        placed = parameter_shardings(mesh, nest({path: array}), config)
+        return as_jax(array, flatten(placed)[path])
+
+    return leaf
+
+
 def to_params(
     tensors: Mapping[str, Any],
     config: TransformerConfig,
@@ -72,7 +107,7 @@ def to_params(
     strip_prefixes: Sequence[str] = (),
     allow_nonfinite: bool = False,
     buffers: bool = True,
-    leaf: Callable[[np.ndarray], Any] = own_copy,
+    leaf: Callable[[str, np.ndarray], Any] = lambda path, array: own_copy(array),
     consume: bool = False,
 ) -> tuple[dict[str, Any], Report]:
     """Read foreign tensors into parameters, all or none.
@@ -88,7 +123,8 @@ def to_params(
             begins with them.
         allow_nonfinite: Whether NaN and infinity are read.
         buffers: Whether `tensors` has the layout's computed buffers; gradients have none.
-        leaf: Returns a leaf for an array; it must copy the array. The default copies to numpy.
+        leaf: Returns a leaf for its path and an array; it must copy the array. The default copies
+            to numpy.
         consume: Whether `tensors`, a dict without a fault, is emptied, so that the model is not
             held in memory twice.
 
@@ -109,7 +145,7 @@ def to_params(
         del named[name]
     config = _within(config, layout, named, "tensors", report)
     rows = expand(layout, config)
-    computed = layout.buffers if buffers else ()
+    computed = _buffers(layout, config) if buffers else ()
     compare_names(named, rows, computed, layout, config, report)
 
     arrays, owners = _checked_arrays(rows, named, check)
@@ -135,11 +171,15 @@ def to_params(
         report.add("zeros", row.foreign, "is absent")
         kind = arrays[next(iter(arrays))].dtype
         for path, shape in zip(row.paths, row.shapes, strict=True):
-            leaves[path] = leaf(check.convert(np.zeros(shape, kind)))
+            leaves[path] = leaf(path, check.convert(np.zeros(shape, kind)))
     for row in owners:
         for path, view in zip(row.paths, row.read(arrays.pop(row.foreign)), strict=True):
-            leaves[path] = leaf(check.convert(view))
+            leaves[path] = leaf(path, check.convert(view))
     return nest(leaves), report
+
+
+def _buffers(layout: Layout, config: TransformerConfig) -> tuple[Buffer, ...]:
+    return tuple(buffer for buffer in layout.buffers if is_in_part(buffer.foreign, config))
 
 
 def to_tensors(
@@ -189,7 +229,7 @@ def to_tensors(
             report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
     if report.faults:
         raise ConversionError(report)
-    computed = layout.buffers if buffers else ()
+    computed = _buffers(layout, config) if buffers else ()
     size = sum(array.size for array in arrays.values())
     for buffer in computed:
         shape = buffer.known_shape(config)

@@ -24,6 +24,7 @@ from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.tree import (
     LAYER,
     STACKS,
+    TARGET_SIDE,
     Shape,
     find_parameter,
     parameter_count,
@@ -221,15 +222,23 @@ def check_target(
     config: TransformerConfig, tgt: Any, mask: Any | None, positions: Any | None
 ) -> None:
     """Refuse a target batch, its mask or its positions where the model cannot read them."""
+    check_decoder(config)
     check_inputs("tgt", tgt, config.tgt_vocab_size, positions, config)
     batch, length = tgt.shape[:2]
     check_mask("tgt_mask", mask, (batch, config.num_heads, length, length))
+
+
+def check_decoder(config: TransformerConfig) -> None:
+    """Refuse an encoder alone."""
+    if not config.num_decoder_layers:
+        raise InputError("num_decoder_layers=0 is an encoder alone, without targets: call encode")
 
 
 def check_memory(
     config: TransformerConfig, memory: Any, mask: Any | None, tgt: Any | None = None
 ) -> None:
     """Refuse a memory that is not [batch, length, d_model], or its mask."""
+    check_decoder(config)
     check_floats("memory", memory)
     if memory.ndim != 3 or memory.shape[2] != config.d_model:
         raise InputError(
@@ -302,7 +311,8 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
 
 
 def check_generates(config: TransformerConfig) -> None:
-    """Refuse a model without token embeddings or without an output projection."""
+    """Refuse an encoder alone, and a model without token embeddings or output projection."""
+    check_decoder(config)
     for name in ("token_embeddings", "output_projection"):
         if getattr(config, name) == "none":
             raise InputError(f"{name}='none': a model needs them to turn text into text")
@@ -362,7 +372,7 @@ def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, 
 
 def _reads(method: Literal["encode", "decode"] | None, path: str) -> bool:
     """Return whether a method reads a parameter."""
-    other = {"encode": ("target_", "decoder/", "output_"), "decode": ("source_", "encoder/")}
+    other = {"encode": TARGET_SIDE, "decode": ("source_", "encoder/")}
     return not path.startswith(other.get(method, ()))
 
 

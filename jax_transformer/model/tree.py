@@ -27,6 +27,7 @@ Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Shape = tuple[int, ...]
 LAYER = re.compile(r"\blayers_(\d+)\b")
 STACKS = ("encoder", "decoder")
+TARGET_SIDE = ("target_", "decoder/", "output_projection/")  # begins of paths
 
 # Lengths that are not a field or a property of the config. A shared projection serves all heads.
 LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
@@ -78,7 +79,9 @@ class Parameter(NamedTuple):
         ]
 
     def count(self, config: TransformerConfig) -> int:
-        """Return the number of layers that have it; 1 outside of the stacks."""
+        """Return the number of layers that have it; 1 outside of the stacks, 0 of no decoder."""
+        if not config.num_decoder_layers and self.path.startswith(TARGET_SIDE):
+            return 0
         stack = self.path.partition("/")[0]
         return getattr(config, f"num_{stack}_layers") if "{i}" in self.path else 1
 
@@ -201,7 +204,8 @@ PARAMETERS = {parameter.path: parameter for parameter in _model()}
 def parameters_of(config: TransformerConfig) -> tuple[Parameter, ...]:
     """Return the parameters that a config has."""
     fields = config.explicit().items()
-    return tuple([row for row in PARAMETERS.values() if row.needs.items() <= fields])
+    rows = (row for row in PARAMETERS.values() if row.needs.items() <= fields)
+    return tuple([row for row in rows if row.count(config)])
 
 
 def parameter_count(config: TransformerConfig) -> int:

@@ -17,7 +17,7 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
-from jax_transformer.model.checks import check_config, check_execution
+from jax_transformer.model.checks import check_config, check_decoder, check_execution
 from jax_transformer.model.transformer import Params, init_params
 from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
@@ -73,6 +73,7 @@ def make_train_step(
             its batch do not fit together, or a pattern matches no parameter.
     """
     check_config(config)
+    check_decoder(config)
     check_execution(execution)
     if not hasattr(optimizer, "update"):
         raise InputError(

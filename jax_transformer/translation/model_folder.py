@@ -23,7 +23,8 @@ from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
-from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.convert.table import expand
+from jax_transformer.convert.transfer import jax_leaf, to_params, to_tensors
 from jax_transformer.decoding.generation_config import MODEL_OPTIONS, GenerationConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_attention, check_params, check_whole_number
@@ -46,7 +47,6 @@ from jax_transformer.storage.reading import (
     read_json,
     with_tuples,
 )
-from jax_transformer.storage.weights.arrays import as_jax
 from jax_transformer.tokenizers import (
     Tokenizer,
     describe,
@@ -131,6 +131,7 @@ def load(
     ignore_generation_config: bool = False,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    part: str = "whole",
 ) -> TrainedModel:
     """Load a trained model from its folder: one of this library or of Hugging Face.
 
@@ -149,6 +150,8 @@ def load(
         source_lang: Code of the language of the sources, for a model with language codes; None is
             the one that the folder names.
         target_lang: Code of the language of the targets; None is the one that the folder names.
+        part: "whole", or "encoder": the encoder alone, for `jax_transformer.encode`; the weights of
+            the decoder are not read. A folder of an encoder alone needs no `part`.
 
     Raises:
         InputError: The folder is not that of a trained model, training has not finished, a file
@@ -156,7 +159,7 @@ def load(
             language, or does not say which language to translate into. The message is one line.
     """
     options = {"ignore_generation_config": ignore_generation_config}
-    options |= {"source_lang": source_lang, "target_lang": target_lang}
+    options |= {"source_lang": source_lang, "target_lang": target_lang, "part": part}
     return read(folder, **options).with_languages(None, None, str(folder))
 
 
@@ -176,13 +179,17 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
     for name, digest in description["sha256"].items():
         _check_digest(folder / name, digest)
     path = folder / WEIGHTS_FILE
-    tensors = files.read(path)
+    reads = None
+    if (part := options.get("part", "whole")) != "whole":
+        config, generation = config.part(part), {}
+        reads = {row.foreign for row in expand(LAYOUT, config)}.__contains__
+    tensors = files.read(path, reads=reads)
     for name, array in tensors.items():
         if array.dtype.name not in DTYPES:
             wanted = " or ".join(DTYPES)
             raise InputError(f"{path}: {name} is {array.dtype}, but must be {wanted}")
     with _first_fault(path):
-        params, _ = to_params(tensors, config, LAYOUT, leaf=as_jax, consume=True)
+        params, _ = to_params(tensors, config, LAYOUT, leaf=jax_leaf(), consume=True)
     languages = options.get("source_lang"), options.get("target_lang")
     tokenizer = _read_tokenizer(folder, description).with_languages(*languages, str(folder))
     _check_vocabularies(config, tokenizer, f"{folder / CONFIG_FILE}: ")

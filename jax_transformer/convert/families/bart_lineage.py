@@ -107,7 +107,7 @@ def layout(
         Row("model.shared.weight", "token_embedding/embedding"),
         Row("model.encoder.embed_tokens.weight", "token_embedding/embedding"),
         Row("model.decoder.embed_tokens.weight", "token_embedding/embedding"),
-        Row("lm_head.weight", "token_embedding/embedding"),
+        Row("lm_head.weight", "token_embedding/embedding", when=("output_projection", "tied")),
         Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
         Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
         Row("lm_head.weight", "target_embedding/embedding", when=("output_projection", "tied")),

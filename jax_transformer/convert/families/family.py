@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "silu": {"activation": "silu"},
     "swish": {"activation": "silu"},
 }
+ENCODER_REMEDY = "; the encoder alone is read with part='encoder'"
 ENCODER_DECODER = {"is_encoder_decoder": (True,), "is_decoder": (False,)}  # a part of `fixed`
 
 
@@ -39,6 +40,7 @@ class Family:
     Attributes:
         model_type: The value of "model_type" in config.json; the layout has the same name.
         architecture: Class of transformers that loads the folder.
+        encoder_architecture: Class of transformers that has the encoder alone; None if none has.
         preset: Preset of `TransformerConfig`; it has every field that config.json does not set.
         fields: Keys whose value is a number, with the fields of the config that have this number:
             one field or several. Several keys of one field must agree.
@@ -80,16 +82,25 @@ class Family:
     uses_stored_positions: bool = False
     full_name: Callable[[str], str] | None = None
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
+    encoder_architecture: str | None = None
+
+    def class_of(self, config: TransformerConfig) -> str | None:
+        """Return the class of transformers for a config."""
+        return self.architecture if config.num_decoder_layers else self.encoder_architecture
 
 
 def config_from_json(
     family: Family, values: Mapping[str, Any], tied: bool | None = None
 ) -> TransformerConfig:
     """Return the config of a config.json; `tied` says whether the weights tie the output."""
+    is_encoder = values.get("architectures") == [family.encoder_architecture]
     for key, accepted in family.fixed.items():
+        if is_encoder and key in ENCODER_DECODER:  # some encoders say it of their whole model
+            continue
         if key in values and values[key] not in accepted:
             raise InputError(
                 f"config.json: {key}={shorten(values[key])} must be {_one_of(accepted)}"
+                f"{ENCODER_REMEDY if key in ENCODER_DECODER else ''}"
             )
     values = {**family.defaults, **values}
     for key, value in family.computed.items():
@@ -119,7 +130,8 @@ def config_from_json(
     if family.implied is not None:
         fields |= family.implied(fields)
     try:
-        return TransformerConfig.preset(family.preset, **fields)
+        config = TransformerConfig.preset(family.preset, **fields)
+        return config.part("encoder" if is_encoder else "whole")
     except InputError as error:
         raise InputError(f"config.json: {error}") from error
 
@@ -127,8 +139,14 @@ def config_from_json(
 def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     """Return the content of config.json for a config: the inverse of `config_from_json`."""
     wanted = config.explicit()
+    is_encoder, architecture = not config.num_decoder_layers, family.class_of(config)
+    if architecture is None:
+        raise InputError(
+            f"transformers has no class for the encoder of a {family.architecture} alone; "
+            "convert.to_torch gives its tensors"
+        )
     values = {
-        "architectures": [family.architecture],
+        "architectures": [architecture],
         "model_type": family.model_type,
         **{key: accepted[0] for key, accepted in family.fixed.items()},
         **family.training_only,
@@ -139,6 +157,8 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
             if fields.items() <= wanted.items():
                 values[key] = word
         values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
+    if is_encoder:  # these keys are of the whole model, which the encoder does not know
+        values |= {"num_decoder_layers": config.num_encoder_layers, "is_encoder_decoder": False}
     possible = config_from_json(family, values).explicit()
     free = {"initialization"} | ({"position_rounding"} if family.uses_stored_positions else set())
     differing = [
@@ -148,7 +168,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     ]
     if differing:
         raise InputError(
-            f"no {family.architecture} has this config: {'; '.join(differing)}; "
+            f"no {architecture} has this config: {'; '.join(differing)}; "
             f"such a model is trained with preset={family.preset!r}"
         )
     return values

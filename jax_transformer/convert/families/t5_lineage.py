@@ -132,6 +132,7 @@ def family(
         "computed": COMPUTED,
         "is_tied": is_tied,
         "tokenizer": "T5Tokenizer",
+        "encoder_architecture": architecture.replace("ForConditionalGeneration", "EncoderModel"),
     }
     return Family(model_type, architecture, preset, **(usual | others))
 

@@ -11,12 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jax_transformer.convert.transfer import to_params
+from jax_transformer.convert.transfer import jax_leaf, to_params
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import annotated_transformer, fairseq, joeynmt, opennmt_py
 from jax_transformer.porting.trainers.trainer import Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
-from jax_transformer.storage.weights.arrays import as_jax
 
 if TYPE_CHECKING:
     from jax_transformer.config import TransformerConfig
@@ -63,7 +62,7 @@ def from_trainer(
     program, model = read_trainer(path, trainer, num_heads=num_heads)
     config = program.config(model)
     tokenizer = program.tokenizer(model, config)
-    options = {"dtype": dtype, "consume": True, "leaf": as_jax}
+    options = {"dtype": dtype, "consume": True, "leaf": jax_leaf()}
     params, _ = to_params(model.tensors, config, program.layout, **options)
     return config, params, tokenizer
 

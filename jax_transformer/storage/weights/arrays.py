@@ -43,8 +43,12 @@ def own_copy(array: np.ndarray) -> np.ndarray:
     return np.array(array, order="C")
 
 
-def as_jax(array: np.ndarray) -> jax.Array:
-    """Return a jax array of the same bits that shares no memory with this one."""
+def as_jax(array: np.ndarray, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
+    """Return a jax array of the same bits that shares no memory with this one.
+
+    Args:
+        sharding: Where it lies; None is the default device.
+    """
     if array.dtype == np.float64 and not jax.config.jax_enable_x64:
         raise InputError("float64 tensors need jax_enable_x64, or give dtype='float32'")
     # On CPU, jax uses aligned memory without a copy; it would copy other memory a second time.
@@ -52,7 +56,7 @@ def as_jax(array: np.ndarray) -> jax.Array:
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
-    return jax.device_put(copy)
+    return jax.device_put(copy, sharding)
 
 
 def as_torch(array: np.ndarray) -> torch.Tensor:

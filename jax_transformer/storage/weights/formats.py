@@ -6,7 +6,7 @@ fault is a `WeightFileError` that names the file and the tensor.
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,12 @@ from jax_transformer.storage.weights.checks import (
 from jax_transformer.storage.writing import staged_file
 
 
-def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.ndarray]:
+def read(
+    path: str | os.PathLike,
+    *,
+    key: str | None = None,
+    reads: Callable[[str], bool] | None = None,
+) -> dict[str, np.ndarray]:
     """Read the tensors of a weight file, bit for bit.
 
     Digests that `write` left in a .safetensors file, and the checksums of a torch.save archive,
@@ -34,6 +39,7 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
     Args:
         path: A .safetensors, .pt, .pth or .bin file.
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
+        reads: Whether a tensor of this name is read; None reads all.
 
     Returns:
         C-contiguous arrays by name; bfloat16 is the type of ml_dtypes. Tensors that are tied in
@@ -48,8 +54,9 @@ def read(path: str | os.PathLike, *, key: str | None = None) -> dict[str, np.nda
         if _is_safetensors(path):
             if key is not None:
                 raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-            return safetensors_file.read(path, file)
-        return torch_file.read(path, file, key)
+            return safetensors_file.read(path, file, reads)
+        tensors = torch_file.read(path, file, key)
+        return {name: x for name, x in tensors.items() if reads is None or reads(name)}
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

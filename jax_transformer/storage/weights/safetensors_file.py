@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,13 +29,18 @@ from jax_transformer.storage.weights.checks import (
 _DIGEST = "sha256"
 
 
-def read(path: Path, file: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the arrays of an open file; digests in the file are verified."""
+def read(
+    path: Path, file: BinaryIO, reads: Callable[[str], bool] | None = None
+) -> dict[str, np.ndarray]:
+    """Return the arrays of an open file that `reads` names; digests in the file are verified."""
     metadata, entries = _read_header(path, file)
     digests = _stored_digests(path, metadata, entries)
     arrays = {}
     with errors_naming(path, "changed while it was read", ValueError, error=WeightFileError):
         for name, (dtype, shape) in entries.items():  # a file is mapped at the risk of a SIGBUS
+            if reads is not None and not reads(name):
+                file.seek(dtype.itemsize * math.prod(shape), os.SEEK_CUR)
+                continue
             arrays[name] = np.fromfile(file, dtype, math.prod(shape)).reshape(shape)
             if digests and digests[name] != _tensor_digest(name, arrays[name]):
                 raise WeightFileError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,26 @@ def weight_names(folder: Path) -> list[str]:
     raise InputError(f"{folder} holds none of {', '.join(PREFERRED)}")
 
 
-def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a folder, all shards together; see `formats.read`."""
+def read_weights(folder: Path, reads: Callable[[str], bool] | None = None) -> dict[str, np.ndarray]:
+    """Return the tensors of a folder, all shards together; see `formats.read`.
+
+    Args:
+        reads: Whether a tensor of this name is read; None reads all.
+    """
     first = weight_names(folder)[0]
     if not first.endswith(".index.json"):
-        return formats.read(folder / first)
+        return formats.read(folder / first, reads=reads)
     tensors: dict[str, np.ndarray] = {}
-    shards = _shards(folder / first)
+    shards = {
+        shard: wanted
+        for shard, names in _shards(folder / first).items()
+        if (wanted := {name for name in names if reads is None or reads(name)})
+    }
     for shard in shards:
         if not os.path.lexists(folder / shard):
             raise WeightFileError(f"{folder / first}: the shard {shard} is missing; fetch it again")
     for shard, names in shards.items():
-        tensors_of_shard = formats.read(folder / shard)
+        tensors_of_shard = formats.read(folder / shard, reads=reads)
         for differing, fault in (
             (names - tensors_of_shard.keys(), "is in the index, but not in this shard"),
             (tensors_of_shard.keys() - names, "is not of this shard, by the index"),
