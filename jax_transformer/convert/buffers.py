@@ -1,4 +1,4 @@
-"""Values of a `Buffer`: a position table, a range of numbers, or a mask."""
+"""Values of a `Buffer`: a position table, a range of numbers, a mask, or a list of numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.checks import check_position_table
 from jax_transformer.model.functional import sinusoidal_positions
 
-Kind = Literal["range", "triangle"]
+Kind = Literal["range", "triangle", "list"]
 Number = bool | int | float
-MOST_NUMBERS = 2**24
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+MOST_NUMBERS, MOST_LISTED = 2**24, 2**12
+DTYPES = tuple("bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split())
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -73,13 +73,13 @@ class FixedBuffer:
     Attributes:
         kind: A "range" counts through all axes, from the first of `values` in steps of the second.
             A "triangle" has the first on and below the diagonal of the last two axes, and the
-            second above it; two equal values fill any shape.
+            second above it; two equal values fill any shape. A "list" has all its `values`.
     """
 
     kind: Kind
     shape: tuple[int, ...]
     dtype: str
-    values: tuple[Number, Number]
+    values: tuple[Number, ...]
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind) or self.dtype not in DTYPES:
@@ -93,11 +93,19 @@ class FixedBuffer:
                 f"shape={shorten(list(self.shape))} must hold lengths of at most {MOST_NUMBERS:,} "
                 "numbers together"
             )
-        if len(self.values) != 2 or not all(isinstance(n, Number) for n in self.values):
-            raise InputError(f"values={shorten(self.values)} must be two numbers")
+        count = math.prod(self.shape) if self.kind == "list" else 2
+        if len(self.values) != count or not all(isinstance(n, Number) for n in self.values):
+            raise InputError(f"values={shorten(self.values)} must be {count} numbers")
+        if self.kind == "list":
+            try:
+                self()
+            except (OverflowError, ValueError) as error:
+                raise InputError(f"values={shorten(self.values)} are no {self.dtype}") from error
 
     def __call__(self, config: TransformerConfig | None = None) -> np.ndarray:
         """Return the array; the config changes nothing."""
+        if self.kind == "list":
+            return np.array(self.values, self.dtype).reshape(self.shape)
         first, second = self.values
         with np.errstate(all="ignore"):
             if self.kind == "range":
@@ -112,14 +120,18 @@ class FixedBuffer:
 
 
 def fixed_buffer(array: np.ndarray) -> FixedBuffer | None:
-    """Return what computes an array bit for bit; None if it is neither a range nor a triangle."""
-    if array.dtype.name not in DTYPES or not 0 < array.size <= MOST_NUMBERS:
+    """Return what computes an array bit for bit; None of a long one that follows no rule."""
+    if array.dtype.name not in DTYPES or array.size > MOST_NUMBERS:
         return None
-    flat = array.reshape(-1)
-    first, last = flat[0].item(), (array[(0,) * (array.ndim - 1)][-1:] if array.ndim else flat)
-    ends = {"triangle": last.item(), "range": flat[min(1, flat.size - 1)].item() - first}
-    for kind, second in ends.items():
-        value = FixedBuffer(kind, array.shape, array.dtype.name, (first, second))
+    flat, values = array.reshape(-1), {}
+    if flat.size:
+        first, last = flat[0].item(), (array[(0,) * (array.ndim - 1)][-1:] if array.ndim else flat)
+        values["triangle"] = first, last.item()
+        values["range"] = first, flat[min(1, flat.size - 1)].item() - first
+    if flat.size <= MOST_LISTED:
+        values["list"] = tuple(flat.tolist())
+    for kind, numbers in values.items():
+        value = FixedBuffer(kind, array.shape, array.dtype.name, numbers)
         if np.array_equal(value(), array):
             return value
     return None

@@ -86,7 +86,7 @@ class _Row(_Table):
 
 class _Buffer(_Table):
     foreign: Name
-    kind: Literal["position_table", "range", "triangle"]
+    kind: Literal["position_table", "range", "triangle", "list"]
     shape: Annotated[tuple[int | str, ...], Meta(max_length=8)]
     length: Annotated[int, Meta(le=MAX_LENGTH)] | None = None
     dtype: str = ""

@@ -439,6 +439,9 @@ def _compare_computed(
     if stored.dtype.name not in FLOATS and stored.dtype.kind not in "iub":
         report.add("wrong dtype", buffer.foreign, f"{stored.dtype}, expected real numbers")
         return
+    if not stored.size:
+        report.add("computed", buffer.foreign, "is empty")
+        return
     exact, computed = stored.astype(np.float64), buffer.value(config).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinity minus infinity, for example in a mask
         error = np.abs(np.where(exact == computed, 0, exact - computed))

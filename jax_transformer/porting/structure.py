@@ -5,23 +5,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_transformer.convert.table import Shape
-from jax_transformer.convert.transfer import COMPUTED_TOLERANCE
+from jax_transformer.convert.transfer import COMPUTED_TOLERANCE, HALF_ROUNDING
 from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.porting.blocks import Group, find_groups
 from jax_transformer.porting.names import (
     Stack,
     Unit,
+    Units,
     find_stacks,
     find_units,
     most_common_width,
     natural_key,
+    words,
 )
 
 SINUSOIDS = (
@@ -33,7 +36,8 @@ SINUSOIDS = (
 FIRST_ROWS = 4  # of a table that may hold sinusoids
 MOST_TABLES = 5  # source, target and output, and two of positions
 MOST_OUTSIDE = 100  # tensors outside the layers
-SHOWN = 6  # names in a message
+SHOWN = 12  # names in a message
+LOSS_WORDS = {"criterion", "loss"}  # of a weight for each token that is no bias
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +120,10 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     if len(relative) == 1:
         raise InputError(_no_place(relative, shapes))
     tables = [u for u in units.products if _is_table(u, width)]
-    if len(tables) > MOST_TABLES:
-        raise InputError(_no_place([table.matrix for table in tables], shapes))
+    if len(tables) > MOST_TABLES:  # a further head has a length of its own
+        sizes = Counter(math.prod(table.shape) for table in tables)
+        tables = [table for table in tables if sizes[math.prod(table.shape)] > 1]
+        tables = tables if len(tables) <= MOST_TABLES else []
     odd = [u for u in units.products if u not in tables]
     vocabularies = {max(unit.shape) for unit in tables}
     loose = [*units.other, *(unit.matrix for unit in odd if not unit.bias)]
@@ -125,8 +131,9 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         name
         for name in loose
         if shapes[name] and max(shapes[name]) == math.prod(shapes[name]) in vocabularies
+        if LOSS_WORDS.isdisjoint(words(name))
     ]
-    meaningless = [n for n in loose if n not in biases and _is_constant(tensors[n])]
+    meaningless = [n for n in loose if n not in biases and _is_buffer(tensors[n], units)]
     unplaced = [name for name in loose if name not in (*biases, *meaningless)]
     unplaced += [unit.matrix for unit in odd if unit.bias]
     if unplaced:
@@ -158,7 +165,7 @@ def position_kind(table: np.ndarray, width: int) -> tuple[str, int] | None:
         # Nearly every table of tokens differs in its first rows; all of it would take seconds.
         if all(
             np.max(np.abs(sinusoidal_positions(count, width, kind, offset) - rows[:count]))
-            <= COMPUTED_TOLERANCE
+            <= COMPUTED_TOLERANCE + HALF_ROUNDING.get(table.dtype.name, 0)
             for count in (min(FIRST_ROWS, len(rows)), len(rows))
         ):
             return kind, offset
@@ -169,7 +176,7 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
     """Return the blocks of a stack's layers."""
     units = find_units(stack.shapes, width)
     first = {suffix: tensors[stack.name(0, suffix)] for suffix in stack.shapes}
-    unused = [name for name in units.other if _is_constant(first[name])]
+    unused = [name for name in units.other if _is_buffer(first[name], units)]
     odd = [name for name in units.other if name not in unused]
     products: list[Unit] = []
     relative: list[str] = []
@@ -286,9 +293,15 @@ def _is_table(unit: Unit, width: int) -> bool:
     return unit.shape[-1] == width and sum(length > 1 for length in unit.shape) == 2
 
 
+def _is_buffer(array: np.ndarray, units: Units) -> bool:
+    """Return whether a tensor is no parameter: a constant, or a vector that suits no product."""
+    lengths = {length for unit in units.products for length in unit.shape}
+    return _is_constant(array) or (array.ndim == 1 and len(array) not in lengths)
+
+
 def _is_constant(array: np.ndarray) -> bool:
-    """Return whether a tensor is no parameter: one number, or a mask."""
-    if array.size == 1:
+    """Return whether a tensor is no parameter: one number or none, or a mask."""
+    if array.size <= 1:
         return True
     return array.ndim > 1 and len(np.unique(array.reshape(-1)[:4096])) <= 2
 
@@ -298,7 +311,8 @@ def _no_place(names: list[str], shapes: Mapping[str, Shape]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     kinds = {len(shapes[name]) for name in names}
     cause = " (a convolution?)" if kinds & {3, 4} else ""
-    return f"{shown}{more}: no place in a Transformer of this library{cause}"
+    remedy = "; leave out what is not needed by --drop NAME ..."
+    return f"{shown}{more}: no place in a Transformer of this library{cause}{remedy}"
 
 
 def _range(indices: tuple[int, ...]) -> str:

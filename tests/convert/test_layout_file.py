@@ -213,11 +213,15 @@ REFUSED = {
     ),
     "triangle's numbers": (
         f'{BUFFER}kind = "triangle"\nshape = [2, 2]\ndtype = "bool"\nvalues = [1]\n',
-        "values=(1,) must be two numbers - at `$.buffers[0]`",
+        "values=(1,) must be 2 numbers - at `$.buffers[0]`",
+    ),
+    "list's numbers": (
+        f'{BUFFER}kind = "list"\nshape = [2]\ndtype = "int8"\nvalues = [1, 300]\n',
+        "values=(1, 300) are no int8 - at `$.buffers[0]`",
     ),
     "range's type": (
         f'{BUFFER}kind = "range"\nshape = [2]\ndtype = "object"\nvalues = [0, 1]\n',
-        "kind='range', dtype='object': a buffer is a range or a triangle of bool",
+        "kind='range', dtype='object': a buffer is a range or a triangle or a list of bool",
     ),
     "range's shape": (
         f'{BUFFER}kind = "range"\nshape = [100000, 100000]\ndtype = "int8"\nvalues = [0, 1]\n',

@@ -128,3 +128,16 @@ def test_shared_layers_are_not_converted_by_a_layout_either():
         ConversionError, match=r"shared +encoder\.layers\.1\.linear1\.weight  is en"
     ):
         convert.from_torch(module.state_dict(), config, "torch_nn")
+
+
+def test_all_names_without_a_place_are_named_at_once():
+    more = {"topic.0.weight": (7, WIDTH), "topic.0.bias": (7,), "topic.1.weight": (2, 7)}
+    more |= {"criterion.weight": (WORDS,), "squares.weight": (WIDTH, WIDTH)}
+    random = np.random.default_rng(0)
+    extra = {name: random.normal(size=shape).astype(np.float32) for name, shape in more.items()}
+    with pytest.raises(InputError) as refused:
+        suggest(workshop().state_dict() | extra)
+    named, remedy = str(refused.value).split(": no place in a Transformer of this library; ")
+    names = ["topic.0.weight", "topic.1.weight", "criterion.weight", "squares.weight"]
+    assert sorted(name.split()[0] for name in named.split(", ") if "." in name) == sorted(names)
+    assert "--drop" in remedy
