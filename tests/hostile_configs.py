@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from jax_transformer import TransformerConfig, convert, porting
-from jax_transformer.commands.convert import read_source
+from jax_transformer.commands.convert import Weights, read_source
 from jax_transformer.config.presets import PRESETS
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.layout_file import read_layout, write_layout
@@ -162,12 +162,12 @@ def _recorded(folder: Path) -> Iterator[Door]:
 
         def named(fields, bare=bare, path=path, layout=layout):
             path.write_text(json.dumps(fields), "utf-8")
-            source = read_source(bare, layout, path, ())
+            source = read_source(Weights(source=bare, layout=layout, config=path))
             return source.config, source.params
 
         def recorded(fields, tensors=tensors, other=other, layout=layout):
             files.write(other, tensors, overwrite=True, metadata={"config": json.dumps(fields)})
-            source = read_source(other, layout, None, ())
+            source = read_source(Weights(source=other, layout=layout))
             return source.config, source.params
 
         yield Door(f"--config {layout}", config.to_dict(), named, layout)

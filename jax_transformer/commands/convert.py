@@ -41,21 +41,27 @@ class Weights:
     """Weights to read, by their files and names.
 
     Attributes:
-        source: Weights to read: a .safetensors, .pt, .pth or .bin file, a Hugging Face folder, or
-            a folder that training has written. The config.json of a folder says which it is. With
+        source: Weights to read: a .safetensors, .pt, .pth, .bin or .ckpt file, a Hugging Face
+            folder, or a folder that training has written. The config.json of a folder says which
+            it is. With a TOML file as --layout, also a folder with shards and their index. With
             the name of a training program as --layout (fairseq, joeynmt, opennmt_py,
             annotated_transformer), a checkpoint as the program wrote it, beside its other files.
         layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
         config: JSON file of the config's fields, for example {"preset": "torch_nn", "num_heads":
             8}, for a source that does not record them and a layout whose file does not hold them.
         strip_prefixes: Prefixes that are removed from every name of the source that begins with
-            them, for example module.
+            them, for example model.
+        key: The entry of a checkpoint that holds the weights. Without it, model,
+            model_state_dict, state_dict and ema are tried.
+        drop: Names of tensors to leave out, for example criterion.weight "extra_head.*".
     """
 
     source: Path
     layout: str = "reference"
     config: Path | None = None
     strip_prefixes: tuple[str, ...] = ()
+    key: str | None = None
+    drop: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +93,10 @@ class Arguments(Weights):
 
 def convert(arguments: Arguments) -> None:
     """Convert weights; print what became of each tensor."""
-    layout, output, output_layout = arguments.layout, arguments.output, arguments.output_layout
-    get_layout(layout)
+    output, output_layout = arguments.output, arguments.output_layout
+    get_layout(arguments.layout)
     target = get_layout(output_layout)
-    options = arguments.config, arguments.strip_prefixes, arguments.dtype, arguments.num_heads
-    model = read_source(arguments.source, layout, *options)
+    model = read_source(arguments, arguments.dtype, arguments.num_heads)
     if model.report:
         print(model.report)
     if (described := described_config(output_layout)) is not None:
@@ -125,15 +130,14 @@ def _write_folder(model: SourceModel, family: Family, arguments: Arguments) -> N
 
 
 def read_source(
-    source: Path,
-    layout: str,
-    config_file: Path | None,
-    strip_prefixes: tuple[str, ...],
-    dtype: str | None = None,
-    num_heads: int | None = None,
+    weights: Weights, dtype: str | None = None, num_heads: int | None = None
 ) -> SourceModel:
     """Return the model in a weight file or folder; arguments as for `convert`."""
-    options = {"strip_prefixes": strip_prefixes, "dtype": dtype, "consume": True}
+    source, layout, config_file = weights.source, weights.layout, weights.config
+    options = {"strip_prefixes": weights.strip_prefixes, "dtype": dtype, "consume": True}
+    alone = holds_weights_alone(weights)
+    if not alone and (weights.key is not None or weights.drop):
+        raise InputError(f"--key and --drop are for files of weights; {source} holds a whole model")
     if is_checkpoint(source, layout, config_file):
         program, model = read_trainer(source, layout, num_heads=num_heads)
         config = program.config(model)
@@ -146,23 +150,30 @@ def read_source(
         model_type = huggingface.read_config(source).get("model_type")
         if model_type != layout:
             raise InputError(f"{source}: model_type={model_type!r} contradicts --layout {layout}")
+    if alone:
+        tensors = files.read_trained(source, key=weights.key, drop=weights.drop)
+        config = file_config(source, config_file, layout)
+        params, report = to_params(tensors, config, get_layout(layout), **options)
+        return SourceModel(config, params, report=report)
     if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
-    if source.is_dir():
-        from jax_transformer.translation import model_folder
+    from jax_transformer.translation import model_folder
 
-        model = model_folder.load(source)
-        if dtype is not None:
-            reference = get_layout("reference")
-            tensors, _ = to_tensors(model.params, model.config, reference, copy=False)
-            params, _ = to_params(tensors, model.config, reference, dtype=dtype)
-            model = model._replace(params=params)
-        origin = model_folder.read_origin(source)
-        return SourceModel(model.config, model.params, model.tokenizer, origin=origin)
-    tensors = files.read(source)
-    config = file_config(source, config_file, layout)
-    params, report = to_params(tensors, config, get_layout(layout), **options)
-    return SourceModel(config, params, report=report)
+    model = model_folder.load(source)
+    if dtype is not None:
+        reference = get_layout("reference")
+        tensors, _ = to_tensors(model.params, model.config, reference, copy=False)
+        params, _ = to_params(tensors, model.config, reference, dtype=dtype)
+        model = model._replace(params=params)
+    origin = model_folder.read_origin(source)
+    return SourceModel(model.config, model.params, model.tokenizer, origin=origin)
+
+
+def holds_weights_alone(weights: Weights) -> bool:
+    """Return whether the source is a file, or a folder's files, that only a layout describes."""
+    if weights.source.is_dir():
+        return is_layout_file(weights.layout)
+    return not is_checkpoint(weights.source, weights.layout, weights.config)
 
 
 def is_checkpoint(source: Path, layout: str, config_file: Path | None) -> bool:
@@ -193,7 +204,8 @@ def file_config(source: Path, config_file: Path | None, layout: str) -> Transfor
         known[f"the config in {config_file}"] = config_of(read_json(config_file), config_file)
     if (described := described_config(layout)) is not None:
         known[f"the config in {layout}"] = described
-    if (recorded := files.read_metadata(source).get(CONFIG_KEY)) is not None:
+    metadata = {} if source.is_dir() else files.read_metadata(source)
+    if (recorded := metadata.get(CONFIG_KEY)) is not None:
         known["the config saved with the weights"] = config_of(parse_json(recorded, source), source)
     if not known:
         raise InputError(f"{source}: records no config; name a JSON file of it by --config")

@@ -28,11 +28,15 @@ class Arguments:
     exit code is 1 where no config follows the record.
 
     Attributes:
-        weights: A .safetensors, .pt, .pth or .bin file of a whole encoder-decoder.
+        weights: A whole encoder-decoder: a .safetensors, .pt, .pth, .bin or .ckpt file, or a folder
+            with shards and their index.
         against: What your program computed: the file that the printed code writes.
         output: TOML file to write, for --layout of convert and verify.
         minutes: After so many minutes the search gives the nearest model that it has found.
         overwrite: Replace an existing output.
+        key: The entry of a checkpoint that holds the weights. Without it, model,
+            model_state_dict, state_dict and ema are tried.
+        drop: Names of tensors to leave out, for example criterion.weight "extra_head.*".
     """
 
     weights: Path
@@ -40,6 +44,8 @@ class Arguments:
     output: Path = Path("layout.toml")
     minutes: float = 10.0
     overwrite: bool = False
+    key: str | None = None
+    drop: tuple[str, ...] = ()
 
 
 def suggest(arguments: Arguments) -> None:
@@ -54,10 +60,8 @@ def suggest(arguments: Arguments) -> None:
         raise InputError(f"--output {output} must be a .toml file in a folder that exists")
     if against is not None:
         check_installed("torch")
-    if weights.is_dir():
-        raise InputError(f"{weights} is a folder; suggest reads a file of weights")
     record = None if against is None else read_record(against)
-    tensors = files.read(weights)
+    tensors = files.read_trained(weights, key=arguments.key, drop=arguments.drop)
     if known := layouts_of(tensors):
         print(f"note: these are the names of the layout {', '.join(known)}\n")
     try:

@@ -4,7 +4,12 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from jax_transformer.commands.convert import Weights, file_config, is_checkpoint, read_source
+from jax_transformer.commands.convert import (
+    Weights,
+    file_config,
+    holds_weights_alone,
+    read_source,
+)
 from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError, check_installed
@@ -40,25 +45,26 @@ class Arguments(Weights):
 
 def verify(arguments: Arguments) -> None:
     """Compare a model in JAX with PyTorch or with a record; leave with code 1 if they differ."""
-    source, layout, config = arguments.source, arguments.layout, arguments.config
-    strip_prefixes, against = arguments.strip_prefixes, arguments.against
-    report, overwrite = arguments.report, arguments.overwrite
+    source, layout, against = arguments.source, arguments.layout, arguments.against
+    strip_prefixes, report = arguments.strip_prefixes, arguments.report
+    overwrite = arguments.overwrite
     if report is not None and against is None:
         raise InputError(f"--report {report} needs --against, a record of your program")
     if against is None:
         check_installed("torch")
-        if source.is_dir() or is_checkpoint(source, layout, config):
-            model = read_source(source, layout, config, strip_prefixes)
-            result = verify_tensors(to_torch(model.params, model.config), model.config)
+        if holds_weights_alone(arguments):
+            config = file_config(source, arguments.config, layout)
+            tensors = files.read_trained(source, key=arguments.key, drop=arguments.drop)
+            result = verify_tensors(tensors, config, layout, strip_prefixes=strip_prefixes)
         else:
-            read, tensors = file_config(source, config, layout), files.read(source)
-            result = verify_tensors(tensors, read, layout, strip_prefixes=strip_prefixes)
+            model = read_source(arguments)
+            result = verify_tensors(to_torch(model.params, model.config), model.config)
         print(result)
     else:
         if report is not None:
             check_report(report, overwrite)
         record = _strip(read_record(against), strip_prefixes)
-        model = read_source(source, layout, config, strip_prefixes)
+        model = read_source(arguments)
         names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
         result = compare_record(model.params, model.config, names, record)
         print(result)

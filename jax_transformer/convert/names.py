@@ -31,14 +31,14 @@ def compare_names(
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {row.foreign for row in rows} | {buffer.foreign for buffer in computed}
     unexpected = [name for name in named if name not in expected]
-    report.hint = _prefix_hint(named, unexpected, missing)
+    report.hint = _hint(named, unexpected, missing)
     add_names(report, "missing", missing, unexpected)
     explain = functools.partial(why_unexpected, layout=layout, config=config)
     add_names(report, "unexpected", unexpected, missing or expected, explain)
 
 
-def _prefix_hint(named: Collection[str], unexpected: Sequence[str], missing: Sequence[str]) -> str:
-    """Return the remedy where a prefix keeps at least half of the missing names from matching."""
+def _hint(named: Collection[str], unexpected: Sequence[str], missing: Sequence[str]) -> str:
+    """Return the remedy: a prefix that keeps half of the names from matching, or --drop."""
     absent = {*missing}
     prefixes = Counter(
         name[:end]
@@ -48,7 +48,8 @@ def _prefix_hint(named: Collection[str], unexpected: Sequence[str], missing: Seq
     )
     prefix, count = prefixes.most_common(1)[0] if prefixes else ("", 0)
     if not prefix or 2 * count < len(missing):
-        return ""
+        drop = "tensors that the model has not are left out by --drop NAME ... on the command line"
+        return drop if unexpected and not missing else ""
     begin = sum(name.startswith(prefix) for name in named)
     names = "every name begins" if begin == len(named) else f"{begin} of {len(named)} names begin"
     return (

@@ -19,6 +19,7 @@ from jax_transformer.convert.table import Masks
 from jax_transformer.errors import InputError, one_line, shorten
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch, own_copy
+from jax_transformer.storage.weights.trained import plain_names
 
 if TYPE_CHECKING:
     import torch
@@ -298,6 +299,7 @@ def _record(
             for name, tensor in tensors.items()
             if name not in PARTS and _is_float(tensor)
         }
+        blocks = {own: blocks[name] for name, own in plain_names(blocks).items()}
         read.append((prefix, Batch(src, tgt, tensors["logits"], blocks)))
     sequence_first = any(
         batch.output.shape[1::-1] == batch.tgt.shape[:2] != batch.output.shape[:2]

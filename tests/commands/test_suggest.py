@@ -108,7 +108,9 @@ def refusals(folder):
     yield (weights, "--output", "taken.toml"), "taken.toml already exists"
     yield (weights, "--output", "layout.txt"), "--output layout.txt must be a .toml file"
     yield (weights, "--output", "no/layout.toml"), "in a folder that exists"
-    yield (str(folder),), "is a folder; suggest reads a file of weights"
+    yield (str(folder),), "holds none of model.safetensors"
+    yield (weights, "--drop", "heads.*"), "drop='heads.*' is the name of no tensor"
+    yield (weights, "--key", "model"), "key='model' is for torch.save files"
     yield ("absent.pt",), "absent.pt cannot be read"
     yield ("taken.toml",), "must end in .safetensors"
     yield (weights, "--against", weights), "is none of src, tgt, logits"
@@ -116,7 +118,7 @@ def refusals(folder):
     yield (weights, "--against", str(folder / "rotary.recorded.safetensors")), "logits have 43"
 
 
-@pytest.mark.parametrize("index", range(9))
+@pytest.mark.parametrize("index", range(11))
 def test_bad_input_is_one_line_and_writes_nothing(folder, run, tmp_path, index):
     (tmp_path / "taken.toml").write_text("kept")
     before = sorted(tmp_path.iterdir())
@@ -128,3 +130,32 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, run, tmp_path, index):
     assert ("PAD, SOURCES" in printed) == bool(printed) == ("stacks of layers" in message)
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "taken.toml").read_text() == "kept"
+
+
+def test_a_checkpoint_comes_in_and_goes_home_by_commands(folder, run, tmp_path):
+    """With an entry that is named, an extra head and a wrapper's names."""
+    weights = files.read(folder / "unnormed_decoder.safetensors")
+    tensors = {f"module.{name}": torch.tensor(tensor) for name, tensor in weights.items()}
+    extra = {"module.second_head.weight": torch.randn(3, 5)}
+    torch.save({"net": tensors | extra, "ema": {"decay": 0.9}, "epoch": 7}, tmp_path / "last.ckpt")
+    code, _ = run("suggest", "last.ckpt")
+    assert "--key" in code
+    code, _ = run("suggest", "last.ckpt", "--key", "net")
+    assert "second_head.weight [3, 5]" in code
+    assert "--drop" in code
+    options = ("--key", "net", "--drop", "second_head.*")
+    code, printed = run("suggest", "last.ckpt", *options)
+    assert code == 0
+    assert "note: left out: second_head.weight\n" in printed
+    assert run("verify", "last.ckpt", "--layout", "layout.toml", *options)[0] == 0
+    assert (
+        run("convert", "last.ckpt", "own.safetensors", "--layout", "layout.toml", *options)[0] == 0
+    )
+    back = ("convert", "own.safetensors", "back.pt", "--output-layout", "layout.toml")
+    assert run(*back)[0] == 0
+    assert files.read("back.pt").keys() == weights.keys()
+    code, _ = run("convert", "last.ckpt", "more.pt", "--layout", "layout.toml", "--key", "net")
+    assert "unexpected      second_head.weight" in code
+    assert "left out by --drop NAME" in code
+    code, _ = run("convert", "own.safetensors", "more.pt", "--key", "net")
+    assert "key='net' is for torch.save files" in code

@@ -282,7 +282,8 @@ def test_prefixes_are_stripped_where_asked_and_suggested_where_missing():
     twice = {f"module.{name}": tensor for name, tensor in state_dict.items()} | state_dict
     report = refused(twice, config, strip_prefixes=("module.",))
     assert len(report.names("unexpected")) == len(state_dict)
-    assert refused(twice | {"extra": state_dict["encoder.norm.bias"]}, config).hint == ""
+    extra = refused(twice | {"extra": state_dict["encoder.norm.bias"]}, config)
+    assert extra.hint.endswith("left out by --drop NAME ... on the command line")
     with pytest.raises(InputError, match=r"strip_prefixes='module\.' must be a sequence"):
         convert.from_torch(wrapped, config, strip_prefixes="module.")
 

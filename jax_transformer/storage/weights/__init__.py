@@ -2,5 +2,13 @@
 
 from jax_transformer.storage.weights.checks import WeightFileError
 from jax_transformer.storage.weights.formats import read, read_checkpoint, read_metadata, write
+from jax_transformer.storage.weights.trained import read_trained
 
-__all__ = ["WeightFileError", "read", "read_checkpoint", "read_metadata", "write"]
+__all__ = [
+    "WeightFileError",
+    "read",
+    "read_checkpoint",
+    "read_metadata",
+    "read_trained",
+    "write",
+]

@@ -58,11 +58,12 @@ def check_dtype(path: Path, name: str, dtype: object) -> None:
 
 
 def check_shape(path: Path, name: str, shape: Sequence[int], limit: int) -> None:
-    """Refuse a tensor without elements, with too many axes, or with one longer than `limit`.
+    """Refuse a tensor with too many axes, with one longer than `limit`, or without elements.
 
-    A tensor with an axis of length 0 takes no byte, so its other axes could have any length.
+    A tensor with an axis of length 0 takes no byte, so its other axes could have any length; one
+    that has no other axis is an empty buffer.
     """
-    if len(shape) > MAX_AXES or not all(1 <= length <= limit for length in shape):
+    if [*shape] != [0] and (len(shape) > MAX_AXES or not all(1 <= n <= limit for n in shape)):
         raise WeightFileError(
             f"{path}: {name} has shape {shorten(list(shape))}; a weight has at most {MAX_AXES} "
             "axes, each at least 1 long and no longer than the file"

@@ -1,4 +1,4 @@
-"""Weight files: .safetensors, and .pt, .pth and .bin of torch.save, to and from NumPy arrays.
+"""Weight files: .safetensors, and .pt, .pth, .bin and .ckpt of torch.save, to and from arrays.
 
 Nothing in a file is trusted: no code in it runs, memory stays below the size of the file, and every
 fault is a `WeightFileError` that names the file and the tensor.
@@ -30,16 +30,19 @@ def read(
     *,
     key: str | None = None,
     reads: Callable[[str], bool] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, np.ndarray]:
     """Read the tensors of a weight file, bit for bit.
 
     Digests that `write` left in a .safetensors file, and the checksums of a torch.save archive,
-    are verified. torch is imported only for .pt, .pth and .bin.
+    are verified. torch is imported only for the files of torch.save.
 
     Args:
-        path: A .safetensors, .pt, .pth or .bin file.
+        path: A .safetensors, .pt, .pth, .bin or .ckpt file.
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
         reads: Whether a tensor of this name is read; None reads all.
+        tell: Where it is given, the usual entries are tried without a key, and it takes one line
+            about the one that was read.
 
     Returns:
         C-contiguous arrays by name; bfloat16 is the type of ml_dtypes. Tensors that are tied in
@@ -55,7 +58,7 @@ def read(
             if key is not None:
                 raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
             return safetensors_file.read(path, file, reads)
-        tensors = torch_file.read(path, file, key)
+        tensors = torch_file.read(path, file, key, tell)
         return {name: x for name, x in tensors.items() if reads is None or reads(name)}
 
 
@@ -96,7 +99,7 @@ def write(
     """Write named arrays to a temporary file, then rename it.
 
     Args:
-        path: A .safetensors, .pt, .pth or .bin file. A link at this path is replaced, never
+        path: A .safetensors, .pt, .pth, .bin or .ckpt file. A link at this path is replaced, never
             followed.
         tensors: Arrays of numpy, jax or torch by name.
         overwrite: Whether an existing file is replaced.
@@ -133,6 +136,8 @@ def _opened(path: Path) -> io.BufferedReader:
 
 def _is_safetensors(path: Path) -> bool:
     """Return whether the name ends in .safetensors; refuse an ending of neither format."""
-    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin"):
-        raise WeightFileError(f"{path}: the name must end in .safetensors, .pt, .pth or .bin")
+    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
+        raise WeightFileError(
+            f"{path}: the name must end in .safetensors, .pt, .pth, .bin or .ckpt"
+        )
     return path.suffix == ".safetensors"

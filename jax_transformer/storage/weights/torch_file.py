@@ -4,7 +4,7 @@ import os
 import pickletools
 import struct
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
@@ -41,6 +41,7 @@ _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_64 = struct.Struct("<4sLQL")
 _MAX_RECORDS = 10_000  # one for each tensor, and a handful more
 _GLOBALS_ELSEWHERE = {"STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4"}
+USUAL_KEYS = ("model", "model_state_dict", "state_dict", "ema")  # of a state_dict
 _ALONE = "save model.state_dict() alone"
 # A trainer's checkpoint also holds its settings, and its vocabularies token by token: more bytes
 # than the names of tensors, but no more operations, which are what costs memory.
@@ -65,9 +66,19 @@ class Checkpoint(NamedTuple):
         return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
 
 
-def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
-    """Return the state_dict of a file, or that under `key`; tied tensors are one array."""
+def read(
+    path: Path, file: BinaryIO, key: str | None, tell: Callable[[str], None] | None = None
+) -> dict[str, np.ndarray]:
+    """Return the state_dict of a file, or that under `key`; tied tensors are one array.
+
+    With `tell`, a usual key is taken where the file holds more, and told.
+    """
     size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
+    if key is None and tell is not None and isinstance(loaded, dict):
+        keys = [name for name in USUAL_KEYS if _holds_tensors(loaded.get(name))]
+        if keys:
+            key, others = keys[0], f"; another key is {', '.join(keys[1:])}" if keys[1:] else ""
+            tell(f"note: read {key!r}, one of {len(loaded)} entries of {path}{others}")
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
@@ -209,11 +220,18 @@ def _state_dict(path: Path, loaded: object, key: str | None) -> dict[Any, Any]:
         if not isinstance(loaded.get(key), dict):
             raise WeightFileError(f"{path} has no dict under key={key!r}; it holds {names[:500]}")
         return _state_dict(path, loaded[key], None)
-    if not all(type(value).__name__ in ("Tensor", "Parameter") for value in loaded.values()):
+    if not _holds_tensors(loaded):
         raise WeightFileError(
-            f"{path} holds more than tensors: {names[:500]}; name the state_dict among them by key="
+            f"{path} holds more than tensors: {names[:500]}; name the state_dict among them by "
+            "key=, on the command line --key"
         )
     return loaded
+
+
+def _holds_tensors(value: object) -> bool:
+    """Return whether a value is a dict of tensors alone."""
+    kinds = ("Tensor", "Parameter")
+    return isinstance(value, dict) and all(type(v).__name__ in kinds for v in value.values())
 
 
 def _measured_arrays(path: Path, size: int, tensors: dict[Any, Any]) -> dict[str, np.ndarray]:
