@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.adam import adam_from_torch, adam_to_torch
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.layout_file import LayoutFile, read_layout, write_layout
@@ -46,6 +47,8 @@ __all__ = [
     "Report",
     "Row",
     "WeightFileError",
+    "adam_from_torch",
+    "adam_to_torch",
     "from_huggingface",
     "from_torch",
     "get_layout",
@@ -78,8 +81,8 @@ def from_torch(
 ) -> dict[str, Any]:
     """Return the parameters in a state_dict, as a nested dict of jax arrays.
 
-    Gradients and Adam moments are read in the same way, by the names of their parameters and
-    with `buffers=False`. `to_params` also returns a report.
+    Gradients are read in the same way, by the names of their parameters and with `buffers=False`;
+    `adam_from_torch` reads the state of Adam. `to_params` also returns a report.
 
     Args:
         state_dict: Tensors by name, of torch, numpy or jax.
