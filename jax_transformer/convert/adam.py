@@ -12,10 +12,10 @@ from jaxtyping import PyTree
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.named_layouts import get_layout
 from jax_transformer.convert.table import Layout
-from jax_transformer.convert.transfer import to_params, to_tensors
+from jax_transformer.convert.transfer import jax_leaf, to_params, to_tensors
 from jax_transformer.errors import InputError, naming_the_extra
 from jax_transformer.model.checks import check_params
-from jax_transformer.storage.weights.arrays import as_jax, as_torch
+from jax_transformer.storage.weights.arrays import as_torch
 
 ADAM = "ScaleByAdamState"  # optax's name for the moments and the step count
 
@@ -51,7 +51,7 @@ def adam_from_torch(
     moments = {"count": jnp.full_like(adam.count, steps.pop())}
     for ours, theirs in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
         tensors = {name: entry[theirs] for name, entry in entries.items() if entry}
-        options = {"buffers": False, "leaf": as_jax}
+        options = {"buffers": False, "leaf": jax_leaf()}
         moments[ours], _ = to_params(tensors, config, get_layout(layout), **options)
     from optax.tree_utils import tree_set
 
