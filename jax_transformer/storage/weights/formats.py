@@ -6,7 +6,7 @@ fault is a `WeightFileError` that names the file and the tensor.
 
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ def read(
     *,
     key: str | None = None,
     reads: Callable[[str], bool] | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> dict[str, np.ndarray]:
     """Read the tensors of a weight file, bit for bit.
 
@@ -41,8 +40,6 @@ def read(
         path: A .safetensors, .pt, .pth, .bin or .ckpt file.
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
         reads: Whether a tensor of this name is read; None reads all.
-        tell: Where it is given, the usual entries are tried without a key, and it takes one line
-            about the one that was read.
 
     Returns:
         C-contiguous arrays by name; bfloat16 is the type of ml_dtypes. Tensors that are tied in
@@ -58,8 +55,21 @@ def read(
             if key is not None:
                 raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
             return safetensors_file.read(path, file, reads)
-        tensors = torch_file.read(path, file, key, tell)
+        tensors = torch_file.read(path, file, key)
         return {name: x for name, x in tensors.items() if reads is None or reads(name)}
+
+
+def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarray]]:
+    """Return the usual entry of a torch.save file that holds more, or None, and the tensors.
+
+    Raises:
+        WeightFileError: As for `read`.
+    """
+    path = Path(path)
+    if _is_safetensors(path):
+        return None, read(path)
+    with _opened(path) as file:
+        return torch_file.read_usual(path, file)
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

@@ -4,7 +4,7 @@ import os
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
@@ -66,20 +66,18 @@ class Checkpoint(NamedTuple):
         return _measured_arrays(self.path, self.size, _state_dict(self.path, tensors, None))
 
 
-def read(
-    path: Path, file: BinaryIO, key: str | None, tell: Callable[[str], None] | None = None
-) -> dict[str, np.ndarray]:
-    """Return the state_dict of a file, or that under `key`; tied tensors are one array.
-
-    With `tell`, a usual key is taken where the file holds more, and told.
-    """
+def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
+    """Return the state_dict of a file, or that under `key`; tied tensors are one array."""
     size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
-    if key is None and tell is not None and isinstance(loaded, dict):
-        keys = [name for name in USUAL_KEYS if _holds_tensors(loaded.get(name))]
-        if keys:
-            key, others = keys[0], f"; another key is {', '.join(keys[1:])}" if keys[1:] else ""
-            tell(f"note: read {key!r}, one of {len(loaded)} entries of {path}{others}")
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
+
+
+def read_usual(path: Path, file: BinaryIO) -> tuple[str | None, dict[str, np.ndarray]]:
+    """Return the usual key under which a file has a state_dict, or None, and the state_dict."""
+    size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
+    entries = loaded if isinstance(loaded, dict) else {}
+    key = next((name for name in USUAL_KEYS if _holds_tensors(entries.get(name))), None)
+    return key, _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
 def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:

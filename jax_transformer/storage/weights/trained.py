@@ -39,7 +39,14 @@ def read_trained(
     path = Path(path)
     if path.is_dir() and key is not None:
         raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-    read = shards.read_weights(path) if path.is_dir() else formats.read(path, key=key, tell=tell)
+    if path.is_dir():
+        read = shards.read_weights(path)
+    elif key is not None:
+        read = formats.read(path, key=key)
+    else:
+        key, read = formats.read_usual(path)
+        if key is not None:
+            tell(f"note: read the entry {key!r} of {path}; --key reads another")
     names = plain_names(read)
     tensors = {names[name]: tensor for name, tensor in read.items() if name in names}
     if changed := [name for name in read if names.get(name) != name]:

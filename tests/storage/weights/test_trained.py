@@ -33,14 +33,14 @@ def test_the_usual_entries_of_a_checkpoint_are_tried_and_told(tmp_path, key):
     module(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     torch.save({"epoch": 3, key: module.state_dict(), "adam": optimizer.state_dict()}, path)
-    check_stairs(path, module, [f"note: read {key!r}, one of 3 entries of {path}"])
+    check_stairs(path, module, [f"note: read the entry {key!r} of {path}; --key"])
 
 
-def test_of_two_usual_entries_the_first_is_read_and_the_other_is_told(tmp_path):
+def test_of_two_usual_entries_the_first_is_read_and_a_key_reads_another(tmp_path):
     module, other, path = stairs(), stairs(), tmp_path / "both.pt"
     saved = {"ema": other.state_dict(), "model": module.state_dict()}
     torch.save(saved | {"net": other.state_dict()}, path)
-    check_stairs(path, module, ["note: read 'model', one of 3 entries of"])
+    check_stairs(path, module, ["note: read the entry 'model' of"])
     check_stairs(path, other, [], key="ema")
     check_stairs(path, other, [], key="net")
     with pytest.raises(WeightFileError, match="no dict under key='mode'"):
