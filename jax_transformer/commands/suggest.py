@@ -11,6 +11,7 @@ from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.compare import DEFAULT_MASKS, compare_record
 from jax_transformer.porting.layouts import layouts_of
 from jax_transformer.porting.record import Record, read_record, snippet
+from jax_transformer.porting.structure import StackAlone
 from jax_transformer.porting.suggest import Suggestion
 from jax_transformer.porting.suggest import suggest as suggest_layout
 from jax_transformer.storage import weights as files
@@ -66,8 +67,9 @@ def suggest(arguments: Arguments) -> None:
         print(f"note: these are the names of the layout {', '.join(known)}\n")
     try:
         suggestion = _with_progress(tensors, record, minutes) if record else suggest_layout(tensors)
-    except InputError:
-        if record is None:  # a layout by hand can be compared with a record too
+    except InputError as error:
+        alone = isinstance(error, StackAlone)
+        if record is None and not alone:  # a layout by hand can be compared with a record too
             print(f"Run this in your program; then: verify ... --against {RECORDED}\n\n{snippet()}")
         raise
     print(suggestion)

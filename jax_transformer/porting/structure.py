@@ -36,8 +36,13 @@ SINUSOIDS = (
 FIRST_ROWS = 4  # of a table that may hold sinusoids
 MOST_TABLES = 5  # source, target and output, and two of positions
 MOST_OUTSIDE = 100  # tensors outside the layers
+ALONE_WORDS = {"an encoder": {"encoder", "bert"}, "a decoder": {"decoder", "gpt", "lm"}}
 SHOWN = 12  # names in a message
 LOSS_WORDS = {"criterion", "loss"}  # of a weight for each token that is no bias
+
+
+class StackAlone(InputError):
+    """The tensors of an encoder or of a decoder: no record and no layout would help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +98,8 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
     tensors = {name: array for name, array in tensors.items() if name not in buffers}
     shapes = {name: tuple(array.shape) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
+    if len(stacks) == 1:
+        raise _alone(stacks[0], tensors)
     if len(stacks) != 2:
         listed = ", ".join(f"{s.before}{_range(s.indices)}" for s in stacks[:SHOWN]) or "none"
         raise InputError(
@@ -149,6 +156,24 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         sinusoids,
         copies,
         (*buffers, *meaningless),
+    )
+
+
+def _alone(stack: Stack, tensors: Mapping[str, np.ndarray]) -> StackAlone:
+    """Return the refusal of a model with one stack, by its attentions and its words."""
+    width = most_common_width(stack.shapes.values())
+    try:
+        attentions = len(_layer(stack, tensors, width).attentions)
+    except InputError:  # it would have no place beside another stack either
+        attentions = 1
+    spoken = {word for name in tensors for word in words(name)}
+    parts = [part for part, named in ALONE_WORDS.items() if named & spoken]
+    if attentions > 1:
+        parts = ["a decoder"]
+    kind = parts[0] if len(parts) == 1 else "an encoder or a decoder"
+    return StackAlone(
+        f"{kind} alone: one stack of layers, {stack.before}{_range(stack.indices)}; suggest "
+        "takes encoder-decoders, whose weights are two stacks"
     )
 
 

@@ -132,6 +132,18 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, run, tmp_path, index):
     assert (tmp_path / "taken.toml").read_text() == "kept"
 
 
+def test_an_encoder_alone_is_told_without_code_to_record(run, tmp_path):
+    module = torch.nn.Transformer(12, 2, 2, 2, 20).encoder
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    torch.save(module.state_dict(), "encoder.pt")
+    code, printed = run("suggest", "encoder.pt")
+    assert code.startswith(
+        "error: an encoder or a decoder alone: one stack of layers, layers.{0..1}"
+    )
+    assert (printed, [path.name for path in tmp_path.iterdir()]) == ("", ["encoder.pt"])
+
+
 def test_a_checkpoint_comes_in_and_goes_home_by_commands(folder, run, tmp_path):
     """With an entry that is named, an extra head and a wrapper's names."""
     weights = files.read(folder / "unnormed_decoder.safetensors")

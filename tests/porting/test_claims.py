@@ -17,7 +17,7 @@ from jax_transformer.porting.hypothesis import build
 from jax_transformer.porting.questions import SIDES, find_questions
 from jax_transformer.porting.search import layer_modules
 from jax_transformer.porting.simulate import Tensors, simulate
-from jax_transformer.porting.structure import find_structure
+from jax_transformer.porting.structure import StackAlone, find_structure
 from jax_transformer.porting.suggest import suggest
 from jax_transformer.storage import weights as files
 from tests.models import small_config
@@ -141,3 +141,21 @@ def test_all_names_without_a_place_are_named_at_once():
     names = ["topic.0.weight", "topic.1.weight", "criterion.weight", "squares.weight"]
     assert sorted(name.split()[0] for name in named.split(", ") if "." in name) == sorted(names)
     assert "--drop" in remedy
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "stack"),
+    [
+        ("an encoder alone", "encoder.", "readers"),
+        ("a decoder alone", "", "writers"),  # two attentions tell it
+        ("a decoder alone", "gpt.", "readers"),
+        ("an encoder or a decoder alone", "", "readers"),
+    ],
+)
+def test_one_stack_is_called_by_its_name(kind, prefix, stack):
+    module = workshop()
+    part = getattr(module, stack).state_dict()
+    tensors = {f"{prefix}blocks.{name}": value for name, value in part.items()}
+    tensors |= {"words.weight": module.source.weight}
+    with pytest.raises(StackAlone, match=rf"^{kind}: one stack of layers, {prefix}blocks\.\{{0"):
+        suggest(tensors)
