@@ -6,7 +6,7 @@ fault is a `WeightFileError` that names the file and the tensor.
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
