@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, no_type_check
+from typing import Any, Literal, NamedTuple, get_args, no_type_check
 
 import numpy as np
 from flax import traverse_util
@@ -22,12 +23,14 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.tree import LAYER, PARAMETERS, Shape, parameter_shapes
 
 Tree = Mapping[str, Any]
-Join = Literal["rows", "columns", "heads"]
+Join = Literal["rows", "columns", "heads", "copies"]
 JOIN_AXES = {"rows": 0, "columns": -1, "heads": 1}  # of the parts; heads have an axis of their own
 
 # Numbers of a config that a foreign shape may name.
 SIZES = tuple("d_model num_heads head_dim d_ff src_vocab_size tgt_vocab_size max_length".split())
 WORD = re.compile(r"\{(\w+)\}")
+HEAD = "{head}"  # in a foreign name: the number of a head, counted from 0
+MOST_HEADS = 1024  # that have a tensor each
 KEY = "[^/]+"  # of a nested dict; in a path, a word in braces stands for one key
 
 
@@ -86,7 +89,9 @@ class Row:
     are present must be equal.
 
     Attributes:
-        foreign: Name of the foreign tensor, for example "encoder.layers.{i}.linear1.weight".
+        foreign: Name of the foreign tensor, for example "encoder.layers.{i}.linear1.weight". With
+            the word {head}, which no path has, there is a tensor for each head, with the head's
+            columns of the parameter: "layers.{i}.heads.{head}.query.weight".
         paths: Path of the parameter, for example "encoder/layers_{i}/self_attention/output/kernel";
             several paths if the foreign tensor stacks several parameters. A tuple when constructed.
         operation: How each parameter becomes the foreign tensor, or its part of the stack.
@@ -96,7 +101,8 @@ class Row:
         stack: How several parameters are stacked: "rows" along the first axis, [3 D, D] of three
             torch.nn.Linear; "columns" along the last axis, [D, 3 D] of a product x @ kernel;
             "heads" along the first axis head by head: head 0 of each parameter, then head 1 of
-            each, and so on.
+            each, and so on; "copies" not at all: each of them is the whole tensor, and `to_tensors`
+            refuses parameters that differ.
     """
 
     foreign: str
@@ -110,12 +116,12 @@ class Row:
         paths = (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
         object.__setattr__(self, "paths", paths)
         stack = f"{self.foreign!r}: stack={self.stack!r}"
-        if self.stack not in JOIN_AXES:
-            raise InputError(f"{stack} must be one of {', '.join(JOIN_AXES)}")
+        if self.stack not in get_args(Join):
+            raise InputError(f"{stack} must be one of {', '.join(get_args(Join))}")
         if self.stack != "rows" and len(self.paths) == 1:
             raise InputError(f"{stack} needs several parameters, not one")
         for path in self.paths:
-            if set(WORD.findall(path)) != set(WORD.findall(self.foreign)):
+            if set(WORD.findall(path)) != set(WORD.findall(self.foreign.replace(HEAD, ""))):
                 raise InputError(f"{self.foreign!r} and {path!r} must hold the same {{words}}")
         for template in (self.foreign, *self.paths):
             words = WORD.findall(template)
@@ -216,10 +222,12 @@ class BoundRow:
     zeros: bool = False
     stack: Join = "rows"
     num_heads: int = 1  # that the parts of a stack by "heads" have
+    head: int | None = None  # whose columns of the parameters it holds
 
     def __post_init__(self) -> None:
         listed = ", ".join(str(list(part)) for part in self.parts)
-        others = {part[:-1] if self.stack == "columns" else part[1:] for part in self.parts}
+        begin, end = {"columns": (0, -1), "copies": (0, None)}.get(self.stack, (1, None))
+        others = {part[begin:end] for part in self.parts}
         if len(others) > 1:
             raise InputError(f"{self.foreign!r} cannot stack {listed} with stack={self.stack!r}")
         for shape, part in zip(self.shapes, self.parts, strict=True):
@@ -232,8 +240,21 @@ class BoundRow:
             )
 
     @property
+    def held(self) -> tuple[tuple[str, ...], int | None]:
+        """What it holds: the paths, and the head."""
+        return self.paths, self.head
+
+    def columns(self, parameter: np.ndarray) -> np.ndarray:
+        """Return the columns of a parameter that it holds."""
+        if self.head is None:
+            return parameter
+        return np.split(parameter, self.num_heads, axis=-1)[self.head]
+
+    @property
     def shape(self) -> Shape:
         """Shape of the foreign tensor."""
+        if self.stack == "copies":
+            return self.parts[0]
         if self.stack == "columns":
             return (*self.parts[0][:-1], sum(part[-1] for part in self.parts))
         return (sum(part[0] for part in self.parts), *self.parts[0][1:])
@@ -253,6 +274,8 @@ class BoundRow:
 
     def read(self, foreign: np.ndarray) -> list[np.ndarray]:
         """Return the parameters in a foreign tensor, as views of it where strides allow it."""
+        if self.stack == "copies":
+            return [self.operation.to_parameter(foreign, shape) for shape in self.shapes]
         axis = JOIN_AXES[self.stack]
         ends = np.cumsum([self._by_head(part)[axis] for part in self.parts])[:-1]
         stacked = np.split(foreign.reshape(self._by_head(self.shape)), ends, axis)
@@ -267,7 +290,7 @@ class BoundRow:
             self.operation.to_foreign(parameter, shape).reshape(self._by_head(shape))
             for parameter, shape in zip(parameters, self.parts, strict=True)
         ]
-        if len(parts) == 1:
+        if len(parts) == 1 or self.stack == "copies":
             return parts[0]
         return np.concatenate(parts, JOIN_AXES[self.stack]).reshape(self.shape)
 
@@ -294,8 +317,9 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
         matches = [match for path in shapes if (match := pattern.fullmatch(path))]
         if not matches:
             check_possible(layout, row)
-        for match in matches:
-            words = match.groupdict()
+        heads = range(config.num_heads) if HEAD in row.foreign else (None,)
+        for match, head in itertools.product(matches, heads):
+            words = match.groupdict() | {"head": head}
             foreign = row.foreign.format(**words)
             if foreign in bound:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
@@ -307,8 +331,15 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
                     "that lacks it"
                 )
             lengths = tuple(shapes[path] for path in paths)
+            if head is not None:
+                if len(heads) > MOST_HEADS or any(shape[-1] % len(heads) for shape in lengths):
+                    raise InputError(
+                        f"layout {layout.name!r}: {foreign!r} needs at most {MOST_HEADS} heads, "
+                        f"which divide the columns of {paths[0]}, not num_heads={config.num_heads}"
+                    )
+                lengths = tuple((*shape[:-1], shape[-1] // len(heads)) for shape in lengths)
             parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
-            stack = (row.zeros, row.stack, config.num_heads)
+            stack = (row.zeros, row.stack, config.num_heads, head)
             bound[foreign] = BoundRow(foreign, paths, row.operation, lengths, parts, *stack)
     covered = {path for row in bound.values() for path in row.paths}
     bare = [LAYER.sub("layers_{i}", path) for path in shapes if path not in covered]

@@ -166,15 +166,22 @@ def to_params(
     if consume:
         tensors.clear()
     arrays = {row.foreign: arrays[row.foreign] for row in owners}
-    leaves = {}
-    for row in absent:
-        report.add("zeros", row.foreign, "is absent")
-        kind = arrays[next(iter(arrays))].dtype
-        for path, shape in zip(row.paths, row.shapes, strict=True):
-            leaves[path] = leaf(path, check.convert(np.zeros(shape, kind)))
-    for row in owners:
-        for path, view in zip(row.paths, row.read(arrays.pop(row.foreign)), strict=True):
-            leaves[path] = leaf(path, check.convert(view))
+    leaves, columns = {}, {}
+    kind = arrays[next(iter(arrays))].dtype
+    for row in (*absent, *owners):
+        if row.foreign in arrays:
+            views = row.read(arrays.pop(row.foreign))
+        else:
+            report.add("zeros", row.foreign, "is absent")
+            views = [np.zeros(shape, kind) for shape in row.shapes]
+        for path, view in zip(row.paths, views, strict=True):
+            if row.head is None:
+                leaves[path] = leaf(path, check.convert(view))
+            else:
+                columns.setdefault(path, {})[row.head] = view
+    for path, heads in columns.items():
+        whole = np.concatenate([heads[head] for head in sorted(heads)], axis=-1)
+        leaves[path] = leaf(path, check.convert(whole))
     return nest(leaves), report
 
 
@@ -227,6 +234,11 @@ def to_tensors(
         kinds = {str(part.dtype) for part in parts}
         if dtype is None and len(kinds) > 1:
             report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
+        if row.stack == "copies":
+            for path, part in zip(row.paths[1:], parts[1:], strict=False):
+                if not np.array_equal(part, parts[0], equal_nan=True):
+                    detail = f"differs from {row.paths[0]}, and {row.foreign} is one for both"
+                    report.add("not tied", path, detail)
     if report.faults:
         raise ConversionError(report)
     computed = _buffers(layout, config) if buffers else ()
@@ -240,14 +252,14 @@ def to_tensors(
             )
 
     tensors: dict[str, np.ndarray] = {}
-    owners: dict[tuple[str, ...], BoundRow] = {}
+    owners: dict[Any, BoundRow] = {}
     for row in rows:
-        owner = owners.setdefault(row.paths, row)
+        owner = owners.setdefault(row.held, row)
         if owner is not row and owner.is_written_as(row):
             tensors[row.foreign] = tensors[owner.foreign]
             report.add("tied", row.foreign, f"to {owner.foreign}")
         else:
-            tensor = row.write([check.convert(arrays[path]) for path in row.paths])
+            tensor = row.write([row.columns(check.convert(arrays[path])) for path in row.paths])
             tensor = np.array(tensor, order="C") if copy else tensor
             tensors[row.foreign] = tensor
             report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(tensor)}")
@@ -381,13 +393,13 @@ def _checked_arrays(
 ) -> tuple[dict[str, np.ndarray], list[BoundRow]]:
     """Return the arrays without a fault, and the row from which each parameter is read."""
     report, arrays, places = check.report, {}, {}
-    owners: dict[tuple[str, ...], BoundRow] = {}
+    owners: dict[Any, BoundRow] = {}
     for row in (row for row in rows if row.foreign in named):
         array = check(row.foreign, named[row.foreign], row.shape)
         if array is None:
             continue
         arrays[row.foreign] = array
-        owner = owners.setdefault(row.paths, row)
+        owner = owners.setdefault(row.held, row)
         if owner is not row:
             _compare_copies(row, owner, arrays, report)
             continue

@@ -3,6 +3,7 @@
 import re
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
 import torch
@@ -106,6 +107,63 @@ def test_a_stack_and_its_parts_give_the_same_bits(stack, transposed, sizes, axes
     parameters = pair.read(foreign)
     assert [parameter.shape for parameter in parameters] == list(shapes)
     assert same_bits(pair.write(parameters), foreign)
+
+
+def with_row(config, row):
+    """Return a layout of this row, and of one row for each other parameter."""
+    shapes = parameter_shapes(config)
+    pattern = "|".join(re.escape(path).replace(r"\{i\}", r"\d+") for path in row.paths)
+    others = (path for path in shapes if not re.fullmatch(pattern, path))
+    return Layout("x", (row, *(Row(path, path) for path in others)))
+
+
+def test_one_tensor_may_be_two_parameters_that_are_equal():
+    config = small_config("bart")
+    paths = ("source_positions/embedding", "target_positions/embedding")
+    layout = with_row(config, Row("places", paths, Operation(shape=(1, -1, 42)), stack="copies"))
+    params = random_params(config)
+    message = f"{paths[1]}.*differs from {paths[0]}, and places is one for both"
+    with pytest.raises(ConversionError, match=message):
+        convert.to_tensors(params, config, layout)
+    params["target_positions"] = params["source_positions"]
+    tensors, _ = convert.to_tensors(params, config, layout)
+    assert tensors["places"].shape == (1, 31, 42)
+    back, _ = convert.to_params(tensors, config, layout)
+    assert all(map(same_bits, jax.tree.leaves(back), jax.tree.leaves(params)))
+    paths = ("source_positions/embedding", "encoder/layers_0/feed_forward/inner/kernel")
+    with pytest.raises(InputError, match=r"'places' cannot stack .* stack='copies'"):
+        expand(with_row(config, Row("places", paths, stack="copies")), config)
+
+
+@pytest.mark.parametrize("leaf", ["kernel", "bias"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_one_parameter_may_be_a_tensor_for_each_head(leaf, transposed):
+    config = small_config("bart", d_kv=5)
+    paths = tuple(f"encoder/layers_{{i}}/self_attention/{name}/{leaf}" for name in ("query", "key"))
+    operation = Operation(transposed and leaf == "kernel")
+    layout = with_row(config, Row("{i}.heads.{head}.qk", paths, operation))
+    params = random_params(config)
+    tensors, _ = convert.to_tensors(params, config, layout)
+    for layer, head in ((0, 0), (1, 2)):
+        attention = params["encoder"][f"layers_{layer}"]["self_attention"]
+        columns = [attention[name][leaf][..., 5 * head : 5 * head + 5] for name in ("query", "key")]
+        expected = [part.T for part in columns] if operation.transposed else columns
+        found = tensors[f"{layer}.heads.{head}.qk"]
+        assert same_bits(found, np.ascontiguousarray(np.concatenate(expected)))
+    back, _ = convert.to_params(tensors, config, layout)
+    assert all(map(same_bits, jax.tree.leaves(back), jax.tree.leaves(params)))
+    del tensors["1.heads.2.qk"]
+    with pytest.raises(ConversionError, match=r"1\.heads\.2\.qk"):
+        convert.to_params(tensors, config, layout)
+
+
+def test_heads_that_a_parameter_cannot_have_are_refused():
+    row = Row("heads.{head}", "encoder/layers_0/feed_forward/inner/kernel")
+    for config in (small_config("bart"), small_config("bart", num_heads=2000, d_kv=1)):
+        with pytest.raises(InputError, match=rf"1024 heads.*, not num_heads={config.num_heads}"):
+            expand(with_row(config, row), config)
+    with pytest.raises(InputError, match=r"must hold the same {words}"):
+        Row("x", "encoder/norm/scale_{head}")
 
 
 def test_one_stack_in_two_orders_is_two_tensors():
