@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Join, Layout, Masks, Operation, Row, expand
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
+from jax_transformer.porting.names import join_heads
 from jax_transformer.porting.places import common_module
 from jax_transformer.porting.questions import SOURCE_MASKS, VALUES, possible_heads
 from jax_transformer.porting.record import EXACT, Record
@@ -71,11 +73,12 @@ def explain(
     masks: Masks,
 ) -> Explanation:
     """Return the changes with which a model follows a record, as far as it can."""
-    rows = tuple(  # one for each tensor, without words in braces
-        Row(pair.foreign, pair.paths, pair.operation, stack=pair.stack)
+    tensors, joined = join_heads(tensors)
+    rows = dict.fromkeys(  # one for each tensor, those of heads apart joined
+        Row(joined.get(pair.foreign, pair.foreign), pair.paths, pair.operation, stack=pair.stack)
         for pair in expand(layout, config)
     )
-    hypothesis = Hypothesis(config, rows, masks)
+    hypothesis = Hypothesis(config, tuple(rows), masks)
     wide, taps = Tensors(tensors), layer_modules(hypothesis.rows)
 
     def fit_of(changed: Hypothesis, before: Fit) -> Fit:
@@ -132,7 +135,9 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
         if match := re.match(r"(encoder|decoder)/layers_(\d+)/", row.paths[0]):
             name = f"{match[1]}.layers.{match[2]}"
             modules.setdefault(name, []).append(row.foreign.rpartition(".")[0])
-    return {layer: common_module(names) for layer, names in modules.items()}
+    found = {layer: common_module(names) for layer, names in modules.items()}
+    shared = Counter(found.values())  # of layers that are no modules, a stack
+    return {layer: module for layer, module in found.items() if shared[module] == 1}
 
 
 def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:

@@ -16,6 +16,7 @@ from jax_transformer.convert.buffers import PositionTable, fixed_buffer
 from jax_transformer.convert.table import Buffer, Layout, Masks, Operation, Row, Shape, identity
 from jax_transformer.errors import InputError
 from jax_transformer.porting.blocks import Group, matrix_shape, role_shape
+from jax_transformer.porting.names import without_window
 from jax_transformer.porting.questions import group_name, orientation_name
 from jax_transformer.porting.structure import Layer, Structure
 
@@ -128,8 +129,10 @@ def _layer_rows(
             fields["memory_norm"] = True
     numbers = range(len(stack.indices))
     for suffix, paths, *how in tensors:
+        if how:
+            how[0] = _with_window(structure, stack.name(0, suffix), how[0])
         names = {"{i}": stack.template(suffix)}
-        if stack.indices[0]:  # the program counts from 1
+        if stack.indices[0] or "{i}" not in names["{i}"]:  # the program counts otherwise
             names = {index: stack.name(index, suffix) for index in numbers}
         for index, name in names.items():
             yield _row(name, tuple(f"{side}/layers_{index}/{path}" for path in paths), *how)
@@ -143,6 +146,14 @@ def _layer_rows(
                 yield Row(stack.name(index, layer.relative), f"{side}/layers_{index}/{table}")
         else:
             yield Row(stack.name(0, layer.relative), f"{side}/{table}")
+
+
+def _with_window(structure: Structure, name: str, operation: Operation) -> Operation:
+    """Return the operation of a kernel; of a convolution over one position, with its third axis."""
+    shape = structure.shapes[name]
+    if without_window(shape) == shape:
+        return operation
+    return Operation(operation.transposed, (-1, *shape[1:]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -203,7 +214,8 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
         fields["output_projection"] = "tied" if output == target else "linear"
         if output != target:
             transposed = head.shape == (fields["tgt_vocab_size"], structure.width)
-            yield Row(head.matrix, "output_projection/kernel", Operation(transposed))
+            operation = _with_window(structure, head.matrix, Operation(transposed))
+            yield Row(head.matrix, "output_projection/kernel", operation)
         biases = [*structure.output_biases, *([head.bias] if head.bias else [])]
         if len(biases) > 1:
             raise InputError(f"{' and '.join(biases[:4])} are two biases of one output")
@@ -223,13 +235,16 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
         fields["decoder_final_norm"] = "decoder/norm" in slots
     if positions:
         fields["positions"] = "learned"
+        tables_of: dict[int, list[str]] = {}
         for side, index in zip(("source", "target"), positions, strict=True):
+            tables_of.setdefault(index, []).append(f"{side}_positions/embedding")
+        for index, paths in tables_of.items():
             name, shape = tables[index].matrix, tables[index].shape
             length = math.prod(shape[:-1]) - answers["position_offset"]
             _agree(fields, "max_length", length, name)
             inner = tuple(-1 if length > 1 else 1 for length in shape[:-1])
             operation = Operation(shape=(*inner, "d_model")) if len(shape) > 2 else identity
-            yield Row(name, f"{side}_positions/embedding", operation)
+            yield Row(name, paths, operation, stack="copies" if len(paths) > 1 else "rows")
     elif structure.sinusoids:
         fields["max_length"] = math.prod(structure.sinusoids[0].shape[:-1])
 

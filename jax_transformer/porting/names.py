@@ -14,7 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from jax_transformer.convert.table import Shape
+import numpy as np
+
+from jax_transformer.convert.table import HEAD, Shape
 from jax_transformer.errors import InputError
 
 NUMBER = re.compile(r"(?<=[^0-9])[0-9]{1,4}(?=[._]|$)")
@@ -24,6 +26,7 @@ BIAS_NAMES = ("bias", "beta", "shift", "offset", "b", "b_2")
 MATRIX_NAMES = ("weight", "kernel", "embedding", "table", "matrix", "w")
 LEAVES = {*SCALE_NAMES, *BIAS_NAMES, *MATRIX_NAMES}
 LEADING_LEAVES = {leaf for leaf in LEAVES if len(leaf) > 3}
+PLACE = re.compile(r"\{([23]?)i(?:\+([012]))?\}")  # of a layer's number in a name
 RAW = re.compile(r"^(.*?)(?:^|(?<=\.))([wWbB])_?([A-Za-z0-9_]+)$")
 MOST_TENSORS = 5000  # more than the largest known encoder-decoders have
 MOST_NUMBERS = 8  # in a name: those of lists in lists
@@ -46,7 +49,9 @@ class Stack:
     """Layers that repeat.
 
     Attributes:
-        shapes: Shape by what follows the number, for the tensors of every layer.
+        shapes: Shape by what follows the number, for the tensors of every layer. Where the layers
+            are no modules, the number stands inside: "attentions.{i}.q.weight", and
+            "{2i+1}.up.weight" where attentions and networks take turns.
         first_only: Shape by what follows the number, for further tensors of the first layer.
     """
 
@@ -57,11 +62,15 @@ class Stack:
 
     def template(self, suffix: str) -> str:
         """Return the name of a layer's tensor with "{i}" for the number."""
-        return f"{self.before}{{i}}{suffix}"
+        return f"{self.before}{suffix}" if PLACE.search(suffix) else f"{self.before}{{i}}{suffix}"
 
     def name(self, index: int, suffix: str) -> str:
         """Return the name of a tensor in the layer at this place, counted from 0."""
-        return f"{self.before}{self.indices[index]}{suffix}"
+        number = self.indices[index]
+        return PLACE.sub(
+            lambda place: str(int(place[1] or 1) * number + int(place[2] or 0)),
+            self.template(suffix),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +121,106 @@ def find_stacks(shapes: Mapping[str, Shape]) -> tuple[Stack, ...]:
         around = any(stack.before.startswith(before) for stack in stacks)
         if not inside and not around and (stack := _as_stack(before, layers)):
             stacks.append(stack)
+    if len(stacks) != 2:
+        stacks = _stacks_of_parts(groups) or stacks
     return tuple(sorted(stacks, key=lambda stack: natural_key(stack.before)))
+
+
+def join_heads(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Return the tensors, those of heads apart joined, and the name of what each is joined to.
+
+    Kernels [head_dim, d_model] of a list, or turned, that are as wide as the model together are
+    those of heads; so are their biases. "{head}" stands in the name for the innermost number.
+    """
+    matrices = [array.shape for array in tensors.values() if array.ndim == 2]
+    width = most_common_width(matrices) if matrices else 0
+    lists: dict[tuple[str, Shape], dict[int, str]] = {}
+    for name, array in sorted(tensors.items(), key=lambda item: -item[1].ndim):
+        numbers = [*NUMBER.finditer(name)]
+        fits = array.ndim == 1 or (array.ndim == 2 and max(array.shape) == width)
+        if numbers and fits and 0 < min(array.shape) < width:
+            begin, end = numbers[-1].span()
+            key = (f"{name[:begin]}{HEAD}{name[end:]}", array.shape)
+            lists.setdefault(key, {})[int(numbers[-1][0])] = name
+    joined, names = dict(tensors), {}
+    for (template, shape), heads in lists.items():
+        count, axis = len(heads), shape.index(min(shape))
+        if count == 1 or {*heads} != {*range(count)} or count * shape[axis] != width:
+            continue
+        if len(shape) == 2 or names:
+            parts = [joined.pop(heads[head]) for head in range(count)]
+            joined[template] = np.concatenate(parts, axis)
+            names |= dict.fromkeys(heads.values(), template)
+    return joined, names
+
+
+class Part(NamedTuple):
+    """What repeats in a stack: what precedes the number, its place, the numbers, the shapes."""
+
+    before: str
+    place: str
+    numbers: range
+    shapes: Mapping[str, Shape]
+
+
+def _stacks_of_parts(groups: Mapping[str, Mapping[int, dict[str, Shape]]]) -> list[Stack]:
+    """Return two stacks whose layers are no modules, [] where names make up no two.
+
+    The parts of a stack begin with the same words; how many words it takes is tried.
+    """
+    parts = [part for before, numbered in groups.items() for part in _parts(before, numbered)]
+    for count in range(max((len(words(part.before)) for part in parts), default=0) + 1):
+        together: dict[object, list[Part]] = {}
+        for part in parts:
+            alone = part.place if _is_layer(part.shapes) else ""  # two stacks in one list
+            key = (words(part.before)[:count], part.numbers, alone)
+            together.setdefault(key, []).append(part)
+        stacks = [stack for members in together.values() if (stack := _joined(members))]
+        if len(stacks) == 2:
+            return stacks
+    return []
+
+
+def _parts(before: str, numbered: Mapping[int, dict[str, Shape]]) -> Iterable[Part]:
+    """Return what repeats in a list: all that it holds, or its parts that take turns."""
+    numbers = sorted(numbered)
+    first, count = numbers[0], len(numbers)
+    if first > 1 or numbers != [*range(first, first + count)]:
+        return
+    for step in (1, 2, 3):
+        turns = [[numbered[number] for number in numbers[turn::step]] for turn in range(step)]
+        even = count % step == 0 and count > step and (step == 1 or not first)
+        if even and all(layer == layers[0] for layers in turns for layer in layers):
+            for turn, layers in enumerate(turns):
+                place = "{i}" if step == 1 else f"{{{step}i+{turn}}}"
+                yield Part(before, place, range(first, first + count // step), layers[0])
+            return
+
+
+def _joined(parts: Sequence[Part]) -> Stack | None:
+    """Return the stack of some parts, without those inside others; None where it is no stack."""
+    befores = {part.before for part in parts}
+    outer = [
+        part
+        for part in parts
+        if not any(part.before.startswith(before) for before in befores - {part.before})
+    ]
+    names = {
+        f"{part.before}{part.place}{suffix}": shape
+        for part in outer
+        for suffix, shape in part.shapes.items()
+    }
+    if not _is_layer(names):
+        return None
+    same = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*befores, strict=False))
+    start = sum(1 for _ in same)
+    shapes = {name[start:]: names[name] for name in sorted(names, key=natural_key)}
+    return Stack(next(iter(befores))[:start], tuple(parts[0].numbers), shapes, {})
+
+
+def without_window(shape: Shape) -> Shape:
+    """Return the shape of a kernel; of a convolution over one position, that of its matrix."""
+    return shape[:2] if len(shape) == 3 and shape[2] == 1 < min(shape[:2]) else shape
 
 
 def _as_stack(before: str, layers: Mapping[int, Mapping[str, Shape]]) -> Stack | None:

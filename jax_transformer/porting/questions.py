@@ -287,7 +287,8 @@ def _outside_norms(structure: Structure) -> Question:
 class Tables(NamedTuple):
     """Which table embeds the source, the target, and projects the output; which are positions.
 
-    `positions` are the tables of source and target, or () where positions are not learned.
+    `positions` are the tables of source and target, twice the same where they share it, or () where
+    positions are not learned.
     """
 
     source: int | None
@@ -319,6 +320,7 @@ def _tables(structure: Structure) -> Question:
         total += vote(tables[target], TARGET_WORDS, SOURCE_WORDS | HEAD_WORDS)
         total += vote(tables[source], TABLE_WORDS, ()) + vote(tables[target], TABLE_WORDS, ())
         total += 5 * sum(vote(tables[i], POSITION_WORDS, ()) > 0 for i in positions)
+        total -= 4 * (len({*positions}) == 1)  # a table of tokens, unless its name says more
         for index, side, opposite in zip(positions, SIDE_WORDS, SIDE_WORDS[::-1], strict=False):
             total += vote(tables[index], side, opposite) > 0
         if output is None:
@@ -335,14 +337,18 @@ def _tables(structure: Structure) -> Question:
 
 
 def _position_pairs(structure: Structure) -> list[tuple[int, ...]]:
-    """Return the pairs of tables that may be positions of source and target, and no pair."""
+    """Return the tables that may be positions of source and target, one for both, and none."""
     width, tables = structure.width, structure.tables
     rows = [
         math.prod(table.shape) // width if table.shape[-1] == width and not table.bias else None
         for table in tables
     ]
-    pairs = itertools.permutations(range(len(tables)), 2)
-    return [(), *((i, j) for i, j in pairs if rows[i] == rows[j] is not None)]
+    pairs = [
+        (i, j)
+        for i, j in itertools.product(range(len(tables)), repeat=2)
+        if rows[i] == rows[j] is not None and not (i == j and structure.sinusoids)
+    ]
+    return [(), *pairs]
 
 
 def _is_possible(answer: Tables, structure: Structure) -> bool:
@@ -415,6 +421,8 @@ def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
 
 def _heads(structure: Structure) -> tuple[int, ...]:
     """Return the possible numbers of heads, the usual widths of a head first."""
+    if structure.num_heads:
+        return (structure.num_heads,)
     group, width = structure.encoder.attentions[0], structure.width
     for unit in group.units:
         if len(unit.shape) == 3:

@@ -74,7 +74,7 @@ class Search:
         minutes: float = 10.0,
     ) -> None:
         self.structure, self.tensors, self.record = structure, Tensors(tensors), record
-        self.taps, self.progress = layer_modules(structure), progress
+        self.taps, self.progress = _layer_outputs(structure, record), progress
         self.start = time.perf_counter()
         self.end = self.start + 60 * minutes
         self.stopped = False
@@ -273,10 +273,24 @@ class Search:
 def layer_modules(structure: Structure) -> dict[str, str]:
     """Return the name of the program's module by our name of a layer."""
     return {
-        f"{side}.layers.{place}": f"{layer.stack.before}{index}"
+        f"{side}.layers.{place}": layer.module(place)
         for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder))
-        for place, index in enumerate(layer.stack.indices)
+        for place in range(len(layer.stack.indices))
     }
+
+
+def _layer_outputs(structure: Structure, record: Record) -> dict[str, str]:
+    """Return the names of modules by layers, without networks to which no residual was added."""
+    taps = layer_modules(structure)
+    for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
+        network, blocks = layer.feed_forward, record.batches[-1].blocks
+        last = layer.stack.name(0, network.units[network.roles.index("outer")].matrix)
+        ours, product = (blocks.get(n) for n in (layer.module(0), last.rpartition(".")[0]))
+        if ours is None or product is None or product.size != ours.size:
+            continue
+        if any(np.array_equal(ours, y.reshape(ours.shape)) for y in (product, product.mT)):
+            taps = {name: tap for name, tap in taps.items() if not name.startswith(side)}
+    return taps
 
 
 def _fitting_tables(question: Question, structure: Structure, record: Record) -> Question:

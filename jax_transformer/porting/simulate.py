@@ -21,6 +21,7 @@ from torch.func import functional_call
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Masks, Row
 from jax_transformer.porting.hypothesis import Hypothesis
+from jax_transformer.porting.names import without_window
 from jax_transformer.porting.record import EXACT, ROUGH, ROUNDED, output_kind
 from jax_transformer.storage.weights.arrays import as_torch
 from torch_reference import Transformer
@@ -74,7 +75,10 @@ class Tensors:
     """Foreign tensors as float64 torch tensors, read through rows without a copy."""
 
     def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
-        self._tensors = {name: as_torch(array).to(torch.float64) for name, array in tensors.items()}
+        self._tensors = {
+            name: as_torch(array.reshape(without_window(array.shape))).to(torch.float64)
+            for name, array in tensors.items()
+        }
         self._read: dict[tuple[Row, int], dict[str, Tensor]] = {}  # by row and number of heads
 
     def parameters(self, hypothesis: Hypothesis) -> dict[str, Tensor]:
@@ -103,6 +107,8 @@ def _parts(foreign: Tensor, row: Row, num_heads: int) -> tuple[Tensor, ...]:
     count = len(row.paths)
     if count == 1:
         return (foreign,)
+    if row.stack == "copies":
+        return (foreign,) * count
     if row.stack == "heads":
         parts = foreign.unflatten(0, (num_heads, count, -1)).unbind(1)
         return tuple(part.flatten(0, 1) for part in parts)

@@ -17,6 +17,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.porting.blocks import Group, find_groups
 from jax_transformer.porting.names import (
+    PLACE,
     Stack,
     Unit,
     Units,
@@ -24,8 +25,10 @@ from jax_transformer.porting.names import (
     find_units,
     most_common_width,
     natural_key,
+    without_window,
     words,
 )
+from jax_transformer.porting.places import common_module
 
 SINUSOIDS = (
     "sinusoidal",
@@ -63,6 +66,23 @@ class Layer:
     has_relative_per_layer: bool
     unused: tuple[str, ...]
 
+    def module(self, place: int) -> str:
+        """Return the module whose output may be that of the layer at this place; "" for none.
+
+        Where the layers are no modules, it is the one that holds the feed-forward network.
+        """
+        stack = self.stack
+        if not any(map(PLACE.search, stack.shapes)):
+            return f"{stack.before}{stack.indices[place]}"
+        for suffixes in (stack.shapes, [unit.matrix for unit in self.feed_forward.units]):
+            module, other = (
+                common_module(stack.name(index, suffix).rpartition(".")[0] for suffix in suffixes)
+                for index in (place, place - 1)
+            )
+            if module != other:
+                return module
+        return ""
+
 
 class Positions(NamedTuple):
     """A sinusoidal table among the tensors: its name, kind, first position and shape."""
@@ -90,13 +110,18 @@ class Structure:
     sinusoids: tuple[Positions, ...]
     copies: Mapping[str, str]
     unused: tuple[str, ...]
+    num_heads: int | None
 
 
-def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
-    """Return the parts of the model that tensors of these names, shapes and values make up."""
+def find_structure(tensors: Mapping[str, np.ndarray], num_heads: int | None = None) -> Structure:
+    """Return the parts of the model that tensors of these names, shapes and values make up.
+
+    Args:
+        num_heads: The number of heads, where each has tensors of its own, which are joined here.
+    """
     buffers = [name for name, array in tensors.items() if array.dtype.kind in "iub"]
     tensors = {name: array for name, array in tensors.items() if name not in buffers}
-    shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+    shapes = {name: without_window(tuple(array.shape)) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
     if len(stacks) == 1:
         raise _alone(stacks[0], tensors)
@@ -108,9 +133,9 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         )
     width = most_common_width(shape for stack in stacks for shape in stack.shapes.values())
     inside = {
-        f"{stack.before}{index}{suffix}"
+        stack.name(place, suffix)
         for stack in stacks
-        for index in stack.indices
+        for place in range(len(stack.indices))
         for suffix in (*stack.shapes, *stack.first_only)
     }
     _check_shared(tensors, inside)
@@ -147,7 +172,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         raise InputError(_no_place(unplaced, shapes))
     return Structure(
         width,
-        shapes,
+        {name: tuple(array.shape) for name, array in tensors.items()},
         encoder,
         decoder,
         tuple(tables),
@@ -156,6 +181,7 @@ def find_structure(tensors: Mapping[str, np.ndarray]) -> Structure:
         sinusoids,
         copies,
         (*buffers, *meaningless),
+        num_heads,
     )
 
 

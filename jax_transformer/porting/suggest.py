@@ -11,9 +11,10 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.table import USUAL_MASKS, BoundRow, Layout, Row
+from jax_transformer.convert.table import HEAD, USUAL_MASKS, BoundRow, Layout, Row
 from jax_transformer.convert.transfer import check_state_dict
 from jax_transformer.porting.hypothesis import build, to_layout
+from jax_transformer.porting.names import join_heads
 from jax_transformer.porting.questions import Certainty, Question, find_questions
 from jax_transformer.porting.record import ROUGH, Record
 from jax_transformer.porting.structure import Structure, find_structure
@@ -71,7 +72,7 @@ class Suggestion:
         width = max(map(len, [*names, *layout.unused]))
         lines = []
         for row in layout.rows:
-            level = self.certainty[row.foreign.replace("{i}", "0")]
+            level = self.certainty[row.foreign.replace("{i}", "0").replace(HEAD, "0")]
             text = f"{together(row.paths)} {described(row)}".rstrip()
             lines.append(f"{level:<8}{row.foreign:<{width}}  {text}")
         constants = {
@@ -126,7 +127,9 @@ def suggest(
     """
     check_state_dict(tensors)
     arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
-    structure = find_structure(arrays)
+    names = [*arrays]
+    arrays, joined = join_heads(arrays)
+    structure = find_structure(arrays, max(Counter(joined.values()).values(), default=None))
     questions = find_questions(structure)
     undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
     finding, settled = None, undecided
@@ -138,7 +141,8 @@ def suggest(
         finding = Search(structure, arrays, record, progress, minutes).run()
         hypothesis, undecided = finding.hypothesis, _undecided(finding)
         settled = undecided if finding.fit.complete else settled
-    certainty = _certainty(structure, arrays, settled)
+    levels = _certainty(structure, arrays, settled)
+    certainty = {name: levels[joined.get(name, name)] for name in names}
     layout = to_layout(structure, hypothesis, arrays)
     return Suggestion(hypothesis.config, layout, certainty, undecided, finding)
 
