@@ -120,7 +120,6 @@ def other_width(body):
 CLAIMS = {
     "rotary positions": config(positions="rotary"),
     "ALiBi": config(positions="alibi"),
-    "one learned table of positions for both sides": module(pos=nn.Embedding(7, 12)),
     "tables of another width": module(words=nn.Embedding(7, 6)),
     "a third table": module(a=nn.Embedding(7, 12), b=nn.Embedding(7, 12), c=nn.Embedding(2, 12)),
     "source's table that is tied to the head": config(output_projection="tied_to_source"),

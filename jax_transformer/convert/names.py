@@ -23,10 +23,10 @@ def compare_names(
     report: Report,
 ) -> None:
     """Report the names that a layout expects and nobody gave, and those that nobody expects."""
-    copies: dict[Any, list[str]] = {}
+    copies: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
         if not row.zeros:
-            copies.setdefault(row.held, []).append(row.foreign)
+            copies.setdefault((row.paths, row.head), []).append(row.foreign)
     missing = [names[0] for names in copies.values() if not any(name in named for name in names)]
     missing += [buffer.foreign for buffer in computed if buffer.foreign not in named]
     expected = {row.foreign for row in rows} | {buffer.foreign for buffer in computed}

@@ -239,11 +239,6 @@ class BoundRow:
                 f"divides, not {listed}"
             )
 
-    @property
-    def held(self) -> tuple[tuple[str, ...], int | None]:
-        """What it holds: the paths, and the head."""
-        return self.paths, self.head
-
     def columns(self, parameter: np.ndarray) -> np.ndarray:
         """Return the columns of a parameter that it holds."""
         if self.head is None:

@@ -235,10 +235,11 @@ def to_tensors(
         if dtype is None and len(kinds) > 1:
             report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
         if row.stack == "copies":
-            for path, part in zip(row.paths[1:], parts[1:], strict=False):
+            for path, part in zip(row.paths, parts, strict=False):
                 if not np.array_equal(part, parts[0], equal_nan=True):
-                    detail = f"differs from {row.paths[0]}, and {row.foreign} is one for both"
-                    report.add("not tied", path, detail)
+                    report.add(
+                        "not tied", path, f"differs from {row.paths[0]}: {row.foreign} is one"
+                    )
     if report.faults:
         raise ConversionError(report)
     computed = _buffers(layout, config) if buffers else ()
@@ -252,9 +253,9 @@ def to_tensors(
             )
 
     tensors: dict[str, np.ndarray] = {}
-    owners: dict[Any, BoundRow] = {}
+    owners: dict[tuple[Any, ...], BoundRow] = {}
     for row in rows:
-        owner = owners.setdefault(row.held, row)
+        owner = owners.setdefault((row.paths, row.head), row)
         if owner is not row and owner.is_written_as(row):
             tensors[row.foreign] = tensors[owner.foreign]
             report.add("tied", row.foreign, f"to {owner.foreign}")
@@ -393,13 +394,13 @@ def _checked_arrays(
 ) -> tuple[dict[str, np.ndarray], list[BoundRow]]:
     """Return the arrays without a fault, and the row from which each parameter is read."""
     report, arrays, places = check.report, {}, {}
-    owners: dict[Any, BoundRow] = {}
+    owners: dict[tuple[Any, ...], BoundRow] = {}
     for row in (row for row in rows if row.foreign in named):
         array = check(row.foreign, named[row.foreign], row.shape)
         if array is None:
             continue
         arrays[row.foreign] = array
-        owner = owners.setdefault(row.held, row)
+        owner = owners.setdefault((row.paths, row.head), row)
         if owner is not row:
             _compare_copies(row, owner, arrays, report)
             continue

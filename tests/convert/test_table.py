@@ -122,7 +122,7 @@ def test_one_tensor_may_be_two_parameters_that_are_equal():
     paths = ("source_positions/embedding", "target_positions/embedding")
     layout = with_row(config, Row("places", paths, Operation(shape=(1, -1, 42)), stack="copies"))
     params = random_params(config)
-    message = f"{paths[1]}.*differs from {paths[0]}, and places is one for both"
+    message = f"{paths[1]}.*differs from {paths[0]}: places is one"
     with pytest.raises(ConversionError, match=message):
         convert.to_tensors(params, config, layout)
     params["target_positions"] = params["source_positions"]

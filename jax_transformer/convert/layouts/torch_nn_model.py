@@ -249,21 +249,23 @@ def _axes(shape: tuple[int, ...], d_model: int) -> tuple[int | str, ...] | None:
 def _learned_positions(
     positions: Sequence[_Part], d_model: int, fields: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Row]]:
-    """Return the fields and the rows of two learned tables of positions."""
+    """Return the fields and the rows of learned tables of positions, one for both sides or two."""
     if not positions:
         return {}, []
-    if len(positions) != 2:
+    if len(positions) > 2:
         raise InputError(
-            f"{_listed(positions)}: {len(positions)} learned table(s) of positions; the model has "
-            "one for the source and one for the target, and none that both share"
+            f"{_listed(positions)}: {len(positions)} learned tables of positions; the model has "
+            "one for both sides, or one for the source and one for the target"
         )
     rows, lengths = [], []
-    for side, part in zip(("source", "target"), positions, strict=True):
+    paths = ("source_positions/embedding", "target_positions/embedding")
+    stack, held = ("copies", (paths,)) if len(positions) == 1 else ("rows", paths)
+    for part, path in zip(positions, held, strict=True):
         axes = _axes(tuple(part.tensor.shape), d_model)
         lengths.append(part.tensor.shape[axes.index("length")])
         foreign = tuple(-1 if axis == "length" else axis for axis in axes) if len(axes) > 2 else ()
-        rows.append(Row(part.names[0], f"{side}_positions/embedding", Operation(shape=foreign)))
-    if lengths[0] != lengths[1]:
+        rows.append(Row(part.names[0], path, Operation(shape=foreign), stack=stack))
+    if lengths[0] != lengths[-1]:
         raise InputError(
             f"{positions[0].names[0]} has {lengths[0]} positions and {positions[1].names[0]} has "
             f"{lengths[1]}; the model has one max_length for both"
@@ -374,7 +376,7 @@ def _with_copies(module: nn.Module, layout: Layout, config: TransformerConfig) -
     tensors = dict(module.named_parameters(remove_duplicate=False))
     owners = {id(tensors[name]): row for name, row in rows.items() if name in tensors}
     copies = (
-        Row(name, owner.paths, owner.operation)
+        Row(name, owner.paths, owner.operation, stack=owner.stack)
         for name, tensor in tensors.items()
         if name not in rows and (owner := owners.get(id(tensor)))
     )

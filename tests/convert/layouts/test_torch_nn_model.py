@@ -79,6 +79,14 @@ class Tied(Model):
         return self.words(ids) + places.weight[: ids.shape[1]]
 
 
+class OneTable(Tied):
+    """One table of positions for both sides, under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder_position = self.decoder_position
+
+
 class Nameless(Model):
     """Names that say nothing; the head, tied with a bias, tells the target's table."""
 
@@ -143,6 +151,7 @@ MODULES = {
         {"embedding_scale": "none", "pad_id": 3},
         SHARED | LEARNED | {"output_projection": "tied"},
     ),
+    OneTable: ({"embedding_scale": "none", "pad_id": 3}, SHARED | LEARNED),
     Nameless: (
         {"pad_id": 0},
         {"positions": "sinusoidal_halves", "output_projection": "tied", "output_bias": True},
@@ -219,7 +228,9 @@ def test_what_the_model_cannot_have_is_refused_by_name():
         r"emb.weight has vectors of width 6, but .* d_model=12": {
             "src_tok_emb": embedding(SOURCE, 6)
         },
-        r"pos_emb.weight: 1 learned table\(s\) of positions": {"pos_emb": embedding(LONGEST)},
+        r"pos_1.weight, pos_2.weight, pos_3.weight: 3 learned tables of positions": {
+            f"pos_{number}": embedding(LONGEST) for number in (1, 2, 3)
+        },
         r"src_pos.weight has 5 positions and tgt_pos.weight has 11; .* max_length": {
             "src_pos": embedding(5),
             "tgt_pos": embedding(LONGEST),
