@@ -210,7 +210,8 @@ def _joined(parts: Sequence[Part]) -> Stack | None:
         for part in outer
         for suffix, shape in part.shapes.items()
     }
-    if not _is_layer(names):
+    repeats = len({re.sub(r"\b[0-9]+\.", "", before) for before in befores}) < len(befores)
+    if repeats or not _is_layer(names):  # what repeats in a layer is no layer of its own
         return None
     same = itertools.takewhile(lambda letters: len({*letters}) == 1, zip(*befores, strict=False))
     start = sum(1 for _ in same)
