@@ -123,7 +123,7 @@ def find_structure(tensors: Mapping[str, np.ndarray], num_heads: int | None = No
     tensors = {name: array for name, array in tensors.items() if name not in buffers}
     shapes = {name: without_window(tuple(array.shape)) for name, array in tensors.items()}
     stacks = find_stacks(shapes)
-    if len(stacks) == 1:
+    if len(stacks) == 1 and 2 * len(shapes) < 3 * _size(stacks[0]):  # no second one is beside it
         raise _alone(stacks[0], tensors)
     if len(stacks) != 2:
         listed = ", ".join(f"{s.before}{_range(s.indices)}" for s in stacks[:SHOWN]) or "none"
@@ -138,9 +138,9 @@ def find_structure(tensors: Mapping[str, np.ndarray], num_heads: int | None = No
         for place in range(len(stack.indices))
         for suffix in (*stack.shapes, *stack.first_only)
     }
-    _check_shared(tensors, inside)
     outside = {name: shape for name, shape in shapes.items() if name not in inside}
     encoder, decoder = _order([_layer(stack, tensors, width) for stack in stacks])
+    _check_shared(tensors, (encoder, decoder))
     if len(outside) > MOST_OUTSIDE:
         raise InputError(_no_place(sorted(outside, key=natural_key), shapes))
     sinusoids = tuple(_sinusoids(outside, tensors, width))
@@ -183,6 +183,11 @@ def find_structure(tensors: Mapping[str, np.ndarray], num_heads: int | None = No
         (*buffers, *meaningless),
         num_heads,
     )
+
+
+def _size(stack: Stack) -> int:
+    """Return the number of a stack's tensors."""
+    return len(stack.indices) * len(stack.shapes) + len(stack.first_only)
 
 
 def _alone(stack: Stack, tensors: Mapping[str, np.ndarray]) -> StackAlone:
@@ -300,10 +305,16 @@ def _copies(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
     return copies
 
 
-def _check_shared(tensors: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+def _check_shared(tensors: Mapping[str, np.ndarray], layers: Iterable[Layer]) -> None:
     """Refuse layers that share weights: in the tree of parameters each has its own."""
+    names = [
+        layer.stack.name(place, suffix)
+        for layer in layers
+        for place, suffix in itertools.product(range(len(layer.stack.indices)), layer.stack.shapes)
+        if suffix not in layer.unused
+    ]
     originals: dict[tuple[Any, ...], list[str]] = {}
-    for name in sorted(names, key=natural_key):
+    for name in names:
         array = tensors[name]
         alike = originals.setdefault((array.shape, array.reshape(-1)[:16].tobytes()), [])
         for other in alike:

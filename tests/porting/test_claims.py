@@ -159,3 +159,27 @@ def test_one_stack_is_called_by_its_name(kind, prefix, stack):
     tensors |= {"words.weight": module.source.weight}
     with pytest.raises(StackAlone, match=rf"^{kind}: one stack of layers, {prefix}blocks\.\{{0"):
         suggest(tensors)
+
+
+def test_a_stack_beside_layers_that_are_not_alike_is_not_alone():
+    tensors = {
+        name.replace("writers.1.grow", "writers.1.widen"): value
+        for name, value in workshop().state_dict().items()
+    }
+    with pytest.raises(InputError, match=r"found 1 stacks of layers among \d+ tensors"):
+        suggest(tensors)
+
+
+def test_buffers_that_layers_share_are_given_back(tmp_path):
+    module = workshop()
+    frequencies, empty = torch.rand(5), torch.zeros(0)
+    for layer in (*module.readers, *module.writers):
+        layer.register_buffer("inv_freq", frequencies)
+        layer.register_buffer("empty", empty)
+    torch.save(module.state_dict(), tmp_path / "shared.pt")
+    weights = files.read(tmp_path / "shared.pt")
+    suggestion = suggest(weights)
+    params = convert.from_torch(weights, suggestion.config, suggestion.layout)
+    back = convert.to_torch(params, suggestion.config, suggestion.layout)
+    module.load_state_dict(back, strict=True)
+    assert torch.equal(back["writers.1.inv_freq"], frequencies)
