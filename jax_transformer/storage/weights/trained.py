@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jax_transformer.storage.weights import formats, shards
 from jax_transformer.storage.weights.checks import WeightFileError
 
 # What torch.compile and checkpointed activations put before the names of a module's own parts.
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 PARALLEL = "module."  # of DistributedDataParallel and AveragedModel, before every name
 AVERAGED = "n_averaged"  # a number of AveragedModel, which is no weight
 
@@ -49,9 +50,9 @@ def read_trained(
             tell(f"note: read the entry {key!r} of {path}; --key reads another")
     names = plain_names(read)
     tensors = {names[name]: tensor for name, tensor in read.items() if name in names}
-    if changed := [name for name in read if names.get(name) != name]:
-        shown = f"{changed[0]} is {names.get(changed[0], 'left out')}"
-        tell(f"note: {len(changed)} names are read without a wrapper's part: {shown}")
+    if wrapped := [name for name, own in names.items() if name != own]:
+        shown = f"{wrapped[0]} is {names[wrapped[0]]}"
+        tell(f"note: {len(wrapped)} names are read without a wrapper's part: {shown}")
     for pattern in drop:
         dropped = fnmatch.filter(tensors, pattern)
         if not dropped:
@@ -64,10 +65,8 @@ def read_trained(
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
     """Return the program's own name of each name; n_averaged has none under AveragedModel."""
-    plain = {name: name for name in names}
-    for wrapper in WRAPPERS:
-        plain = {name: own.replace(wrapper, "") for name, own in plain.items()}
+    plain = {name: WRAPPERS.sub("", name) for name in names}
     others = [own for own in plain.values() if own != AVERAGED]
-    if others and all(own.startswith(PARALLEL) for own in others):
+    if others and all(f"{own}.".startswith(PARALLEL) for own in others):
         plain = {n: own.removeprefix(PARALLEL) for n, own in plain.items() if own != AVERAGED}
     return plain if len({*plain.values()}) == len(plain) else {name: name for name in names}
