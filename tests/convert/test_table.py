@@ -158,8 +158,12 @@ def test_one_parameter_may_be_a_tensor_for_each_head(leaf, transposed):
 
 
 def test_heads_that_a_parameter_cannot_have_are_refused():
-    row = Row("heads.{head}", "encoder/layers_0/feed_forward/inner/kernel")
-    for config in (small_config("bart"), small_config("bart", num_heads=2000, d_kv=1)):
+    layer = "encoder/layers_0"
+    for config, path in (
+        (small_config("bart"), f"{layer}/feed_forward/inner/kernel"),
+        (small_config("bart", num_heads=2000, d_kv=1), f"{layer}/self_attention/query/kernel"),
+    ):
+        row = Row("heads.{head}", path)
         with pytest.raises(InputError, match=rf"1024 heads.*, not num_heads={config.num_heads}"):
             expand(with_row(config, row), config)
     with pytest.raises(InputError, match=r"must hold the same {words}"):

@@ -7,7 +7,10 @@ import pytest
 
 from jax_transformer import convert
 from jax_transformer.porting.compare import compare_record
+from jax_transformer.porting.hypothesis import build
 from jax_transformer.porting.names import find_stacks, join_heads
+from jax_transformer.porting.questions import find_questions
+from jax_transformer.porting.structure import find_structure
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
 from tests.porting.arranged_models import ByPart, InTurn, Numbered
@@ -137,16 +140,29 @@ def test_two_stacks_may_take_turns_in_one_list():
     assert second.name(1, "{2i+1}.cross.d.weight") == "all.3.cross.d.weight"
 
 
+def test_a_decoder_whose_norms_stand_as_the_encoders_has_no_placement_of_its_own():
+    structure = find_structure(weights_of(InTurn()))
+    answers = {
+        question.name: question.answers[0] for question in find_questions(structure).values()
+    }
+    for placement, expected in (("pre", None), ("post", "post")):
+        answers |= {"norm_placement": "pre", "decoder_norm_placement": placement}
+        assert build(structure, answers).config.decoder_norm_placement == expected
+
+
 def test_kernels_of_heads_are_joined_and_a_list_of_layers_is_none():
     random = np.random.default_rng(0)
-    shapes = {f"0.q.{head}.weight": (3, 12) for head in range(4)}
-    shapes |= {f"0.q.{head}.bias": (3,) for head in range(4)}
-    shapes |= {f"0.k.{head}": (12, 3) for head in range(4)} | {"0.o.weight": (12, 12)}
-    shapes |= {f"{layer}.up.weight": (48, 12) for layer in range(4)}  # 4 layers, 4 times as wide
-    shapes |= {f"{layer}.norm": (12,) for layer in range(4)}
+    shapes = {f"x.0.q.{head}.weight": (3, 12) for head in range(4)}
+    shapes |= {f"x.0.q.{head}.bias": (3,) for head in range(4)}
+    shapes |= {f"x.0.k.{head}": (12, 3) for head in range(4)} | {"x.0.o.weight": (12, 12)}
+    shapes |= {f"x.{layer}.up.weight": (48, 12) for layer in range(4)}  # 4 layers, 4 times as wide
+    shapes |= {f"x.{layer}.norm": (12,) for layer in range(4)}
+    shapes |= {f"x.{layer}.distances": (30, 3) for layer in range(4)}
     tensors = {name: random.normal(size=shape) for name, shape in shapes.items()}
     joined, names = join_heads(tensors)
-    assert {"0.q.{head}.weight", "0.q.{head}.bias", "0.k.{head}"} == {*names.values()}
+    assert {"x.0.q.{head}.weight", "x.0.q.{head}.bias", "x.0.k.{head}"} == {*names.values()}
     assert joined.keys() == {*names.values()} | shapes.keys() - names.keys()
-    assert np.array_equal(joined["0.q.{head}.weight"][3:6], tensors["0.q.1.weight"])
-    assert np.array_equal(joined["0.k.{head}"][:, 9:], tensors["0.k.3"])
+    assert np.array_equal(joined["x.0.q.{head}.weight"][3:6], tensors["x.0.q.1.weight"])
+    assert np.array_equal(joined["x.0.k.{head}"][:, 9:], tensors["x.0.k.3"])
+    others = {name: tensors[name] for name in tensors if name[4] not in "qk" or "bias" in name}
+    assert join_heads(others) == (others, {})

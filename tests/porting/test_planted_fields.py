@@ -133,3 +133,4 @@ def test_the_right_fields_agree(model, dtype):
     assert (result.masks, result.explanations) == ("default", ())
     assert result.bound == {"float64": 1e-11, "float32": 1e-5}[dtype]
     assert dtype == "float32" or result.notes == ()
+    assert not any("decoder_norm_placement" in note for note in result.notes)  # None is a value
