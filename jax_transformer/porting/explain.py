@@ -22,6 +22,7 @@ from jax_transformer.convert.table import Join, Layout, Masks, Operation, Row, e
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.names import join_heads
+from jax_transformer.porting.outside import Outside, best_number, words_at
 from jax_transformer.porting.places import common_module
 from jax_transformer.porting.questions import SOURCE_MASKS, VALUES, possible_heads
 from jax_transformer.porting.record import EXACT, Record
@@ -103,6 +104,8 @@ def explain(
         if not fit.complete:
             changes = itertools.chain(changes, _other_changes(hypothesis, fit))
         fits = [(fit_of(change.hypothesis, fit), change) for change in changes]
+        if not fit.complete and max(found.score[0] for found, _ in fits) <= fit.score[0]:
+            fits += _words(hypothesis, fit, record, fit_of)
         nearest, change = max(fits, key=lambda item: (item[0].score[0], -item[0].error))
         further = nearest.score[0] > fit.score[0]
         if not further and not fit.complete:
@@ -138,6 +141,24 @@ def layer_modules(rows: tuple[Row, ...]) -> dict[str, str]:
     found = {layer: common_module(names) for layer, names in modules.items()}
     shared = Counter(found.values())  # of layers that are no modules, a stack
     return {layer: module for layer, module in found.items() if shared[module] == 1}
+
+
+def _words(
+    hypothesis: Hypothesis, fit: Fit, record: Record, fit_of: Callable[[Hypothesis, Fit], Fit]
+) -> Iterator[tuple[Fit, Change]]:
+    """Yield what no config has and the program does: that with which it agrees further."""
+    place = len(fit.points) - 1
+
+    def changed(word: str, number: float) -> Hypothesis:
+        return dataclasses.replace(hypothesis, outside=Outside(word, number))
+
+    def distance(word: str, number: float) -> float:
+        return fit_of(changed(word, number), fit).points[place].distance
+
+    for word in words_at(fit.points, record):
+        found = changed(word, best_number(word, partial(distance, word)))
+        if (other := fit_of(found, fit)).score[0] > fit.score[0]:
+            yield other, Change(found.outside.sentence(found.config.d_model), found)
 
 
 def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:

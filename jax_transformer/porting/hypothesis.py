@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,17 +20,25 @@ from jax_transformer.porting.names import without_window
 from jax_transformer.porting.questions import group_name, orientation_name
 from jax_transformer.porting.structure import Layer, Structure
 
+if TYPE_CHECKING:
+    from jax_transformer.porting.outside import Outside
+
 Answers = Mapping[str, Any]
 FIELDS = {field.name for field in dataclasses.fields(TransformerConfig)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """A model that the tensors may be: its config, its rows and its masks."""
+    """A model that the tensors may be: its config, its rows and its masks.
+
+    Attributes:
+        outside: What the program does that no config has.
+    """
 
     config: TransformerConfig
     rows: tuple[Row, ...]
     masks: Masks
+    outside: Outside | None = None
 
 
 def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis:
@@ -64,7 +72,8 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         answers["target padding hidden"],
         answers["later targets hidden"],
     )
-    return Hypothesis(_cached_config(tuple(fields.items())), tuple(rows), masks)
+    config = _cached_config(tuple(fields.items()))
+    return Hypothesis(config, tuple(rows), masks, answers.get("outside"))
 
 
 @functools.lru_cache(maxsize=1024)

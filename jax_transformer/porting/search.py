@@ -14,14 +14,16 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis, build
+from jax_transformer.porting.outside import WORDS, Outside, best_number, words_at
 from jax_transformer.porting.questions import Question, Tables, find_questions
-from jax_transformer.porting.record import Record
+from jax_transformer.porting.record import EXACT, Record
 from jax_transformer.porting.simulate import Fit, Point, Tensors, simulate
-from jax_transformer.porting.structure import Structure
+from jax_transformer.porting.structure import Layer, Structure
 
 GAIN = 0.99  # a smaller distance than this share of the best one is an improvement
 CLEAR = 2.0  # how many times larger the error of another answer must be
 _FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
+BLOCKS = ("self_attention", "cross_attention", "feed_forward")
 STARTS = 4  # from which pairs of changes are tried
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
 # Called with the places that agree, the number of places, and the forward passes so far.
@@ -93,8 +95,9 @@ class Search:
         """Search, and compare every other answer with what was found."""
         answers = {name: question.answers[0] for name, question in self.questions.items()}
         answers = self._descend(answers)
-        fit = self._fit(answers)
-        if not fit.complete and fit.points[-1].name.endswith(" of batch 0"):
+        if not self._fit(answers).complete:
+            answers = self._from_words(answers)
+        if not self._fit(answers).complete and "outside" not in answers:
             answers = self._from_other_starts(answers)
         answers, alternatives = self._refine(answers)
         hypothesis = build(self.structure, answers, self.record.pad_id or 0)
@@ -163,6 +166,44 @@ class Search:
             answers = better
         return answers
 
+    def _from_words(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return answers that agree further by something that no config has, if any do."""
+        fit, questions, reached = self._fit(answers), self.questions, [answers]
+        usual = {name: question.answers[0] for name, question in questions.items()}
+        for start, word in itertools.product((usual, answers), words_at(fit.points, self.record)):
+            if (len(reached) > 1 and start is answers) or self._fit(reached[-1]).error <= EXACT:
+                break
+            asked = Question("outside", tuple(_unusual(word, self.structure)), "open")
+            self.questions = {"outside": asked} | questions
+            found = self._swept({"outside": asked.answers[0]} | start)
+            if self._fit(found).score[0] > fit.score[0]:
+                found_one = dataclasses.replace(asked, answers=(found["outside"],))
+                self.questions = {"outside": found_one} | questions
+                reached.append(self._descend(found))
+        best = max(
+            reached, key=lambda reached: (self._fit(reached).score, -self._fit(reached).error)
+        )
+        unusual = {name: best[name] for name in ("outside",) if name in best}
+        self.questions = questions | {
+            name: Question(name, (answer,), "certain") for name, answer in unusual.items()
+        }
+        return best
+
+    def _with_number(self, answers: dict[str, Any]) -> dict[str, Any]:
+        """Return the answers with the best number of what no config has."""
+        unusual, fit = answers.get("outside"), self._fit(answers)
+        if unusual is None or fit.complete or unusual.learned:
+            return answers
+
+        def changed(number: float) -> dict[str, Any]:
+            return answers | {"outside": unusual._replace(number=number)}
+
+        def distance(number: float) -> float:
+            return self._fit(changed(number), fit.points[-1].name).points[-1].distance
+
+        better = changed(best_number(unusual.word, distance, unusual.number))
+        return better if self._improves(better, fit) else answers
+
     def _sweep(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return the answers after each question got its best answer once."""
         for name, question in self.questions.items():
@@ -175,7 +216,7 @@ class Search:
         for changed in self._stacked_alike(answers):
             if self._improves(changed, self._fit(answers)):
                 answers = changed
-        return answers
+        return self._with_number(answers)
 
     def _stacked_alike(self, answers: dict[str, Any]) -> Iterable[dict[str, Any]]:
         """Yield the answers with all fused tensors stacked in one way, for numbers of heads.
@@ -212,7 +253,12 @@ class Search:
         return best
 
     def _from_other_starts(self, answers: dict[str, Any]) -> dict[str, Any]:
-        """Return the best answers of descents from other norms and placements."""
+        """Return the best answers of descents from other norms and placements.
+
+        Several tokens agree further only by other queries and keys, which no start changes.
+        """
+        if not self._fit(answers).points[-1].name.endswith(" of batch 0"):
+            return answers
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = {name: self.questions[name].answers for name in names if name in self.questions}
         starts = [
@@ -268,6 +314,29 @@ class Search:
                 if best.complete or len(fit.points) >= len(best.points):
                     alternatives.append(Alternative(name, answer, fit.error))
         return answers, tuple(sorted(alternatives, key=lambda other: other.error))
+
+
+def _unusual(word: str, structure: Structure) -> Iterator[Outside]:
+    """Yield what a program may do, by the usual numbers and by those that its layers learn."""
+    if word == "scaled sublayers":
+        sides = (("encoder", structure.encoder), ("decoder", structure.decoder))
+        for learned in itertools.product(*itertools.starmap(_learned_factors, sides)):
+            yield Outside(word, learned=tuple(itertools.chain(*learned)))
+    for number in WORDS[word].numbers or (1.0,):
+        yield Outside(word, number)
+
+
+def _learned_factors(side: str, layer: Layer) -> Iterator[list[tuple[str, str]]]:
+    """Yield our names of sublayers with the tensors of one number that may be theirs."""
+    blocks = [block for block in BLOCKS if side == "decoder" or block != "cross_attention"]
+    numbers = [name for name in layer.unused if math.prod(layer.stack.shapes[name]) == 1]
+    numbers *= len(blocks) if len(numbers) == 1 else 1
+    for order in dict.fromkeys(itertools.permutations(numbers, len(blocks))):
+        yield [
+            (f"{side}.layers.{index}.{block}", layer.stack.name(index, name))
+            for index in range(len(layer.stack.indices))
+            for block, name in zip(blocks, order, strict=True)
+        ]
 
 
 def layer_modules(structure: Structure) -> dict[str, str]:

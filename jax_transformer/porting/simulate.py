@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,15 +22,17 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Masks, Row
 from jax_transformer.porting.hypothesis import Hypothesis
 from jax_transformer.porting.names import without_window
+from jax_transformer.porting.outside import Outside, embed, install, score
 from jax_transformer.porting.record import EXACT, ROUGH, ROUNDED, output_kind
 from jax_transformer.storage.weights.arrays import as_torch
 from torch_reference import Transformer
 
 if TYPE_CHECKING:
-    from jax_transformer.porting.record import Batch, Record
+    from jax_transformer.porting.record import Batch, Masks, Record
 
 MOST_TOKENS = 500  # whose logits are compared
 LAYER = re.compile(r"(\w+\.layers\.\d+)\.(.+)")
+LAST = re.compile(r"(.+)\.(output|outer)\.(weight|bias)")  # of the last product of a sublayer
 
 
 class Point(NamedTuple):
@@ -91,6 +93,10 @@ class Tensors:
             named |= self._read[key]
         return named
 
+    def number(self, name: str) -> float:
+        """Return the number that a tensor holds."""
+        return self._tensors[name].item()
+
     def _parameters(self, row: Row, config: TransformerConfig) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and the value of each parameter in `torch_reference` that a row holds."""
         counts = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
@@ -143,14 +149,18 @@ def simulate(
     place alone is compared, and layers whose recorded output is known are not computed.
     """
     points: list[Point] = []
-    run = _run_of(hypothesis.config)
-    outside: dict[str, Tensor] = {}
+    outside = hypothesis.outside or Outside("")
+    run = _run_of(hypothesis.config, outside)
+    others: dict[str, Tensor] = {}
     layers: dict[str, dict[str, Tensor]] = {}  # the parameters of each layer
+    learned = {block: tensors.number(name) for block, name in outside.learned}
     for name, value in tensors.parameters(hypothesis).items():
+        if outside.word == "scaled sublayers" and (match := LAST.fullmatch(name)):
+            value = value * learned.get(match[1], outside.number)
         if match := LAYER.match(name):
             layers.setdefault(match[1], {})[match[2]] = value
         else:
-            outside[f"model.{name}"] = value
+            others[f"model.{name}"] = value
     place, _, chosen = (only or "").partition(" of batch ")
     with torch.inference_mode():
         for number, batch in enumerate(record.batches):
@@ -159,7 +169,7 @@ def simulate(
             arguments = (layers, batch, hypothesis.masks, record.pad_id, taps, place)
             points += [
                 point._replace(name=f"{point.name} of batch {number}")
-                for point in functional_call(run, outside, arguments)
+                for point in functional_call(run, others, arguments)
             ]
             if not points[-1].agrees:
                 return Fit(tuple(points), complete=False)
@@ -167,19 +177,20 @@ def simulate(
 
 
 @functools.lru_cache(maxsize=256)
-def _run_of(config: TransformerConfig) -> _Run:
+def _run_of(config: TransformerConfig, outside: Outside) -> _Run:
     """Return the model without memory for its parameters, which a call hands in."""
     with torch.device("meta"):
         single = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
-        return _Run(single).eval()
+        return _Run(single, outside).eval()
 
 
 class _Run(nn.Module):
     """The model layer by layer, each beside the record; all layers of a stack share a module."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, outside: Outside) -> None:
         super().__init__()
-        self.model = Transformer(config)
+        self.model, self.outside = Transformer(config), outside
+        install(self.model, outside)
 
     def forward(self, *arguments: object) -> list[Point]:
         """Return the places of one batch up to the first that differs; arguments as `_places`."""
@@ -200,20 +211,25 @@ class _Run(nn.Module):
         only: str,
     ) -> Iterator[Point]:
         """Yield the places of one batch in the order of execution, or `only` one."""
-        config = self.model.config
+        config, word = self.model.config, self.outside.word
+        if word == "shifted targets":
+            first = int(self.outside.number)
+            shifted = np.pad(batch.tgt[:, :-1], ((0, 0), (1, 0)), constant_values=first)
+            config, batch = dataclasses.replace(config, bos_id=first), batch._replace(tgt=shifted)
         source, target = batch.compared(pad_id, config)
         encoder_mask, memory_mask, target_mask = map(
             torch.from_numpy, batch.masks(masks, pad_id, config.bos_id)
         )
 
-        memory = self._embed(batch.src, "source")
-        stack = (layers, batch, taps, only)
+        x, stack = self._embed(batch.src, "source"), (layers, batch, taps, only)
         bounds = _bound(config, batch, True), _bound(config, batch, False)
-        encoder = ("encoder", memory, source, (encoder_mask,), bounds)
-        memory, bound = yield from self._stack(*encoder, *stack)
-        x, masks = self._embed(batch.tgt, "target"), (target_mask, memory_mask)
-        decoder = ("decoder", x, target, (memory, *masks), (bounds[0], bound))
-        x, bound = yield from self._stack(*decoder, *stack)
+        encoder = ("encoder", x, source, [(encoder_mask,)], bounds)
+        outputs, bound = yield from self._stack(*encoder, *stack)
+        memories = outputs if word == "memory by layers" else outputs[-1:]
+        others = [(memory, target_mask, memory_mask) for memory in memories]
+        x = self._embed(batch.tgt, "target")
+        decoder = ("decoder", x, target, others, (bounds[0], bound))
+        (*_, x), bound = yield from self._stack(*decoder, *stack)
         if only in ("", "logits"):
             point = self._compare_output(x, batch.output, target)
             yield point._replace(bound=bound)
@@ -223,35 +239,39 @@ class _Run(nn.Module):
         side: str,
         x: Tensor,
         visible: np.ndarray,
-        others: tuple[Tensor, ...],
+        others: Sequence[tuple[Tensor, ...]],
         bounds: tuple[float, float],
         layers: Mapping[str, Mapping[str, Tensor]],
         batch: Batch,
         taps: Mapping[str, str],
         only: str,
-    ) -> Generator[Point, None, tuple[Tensor, float]]:
-        """Yield the places of a stack's layers; return its output and the bound of what reads it.
+    ) -> Generator[Point, None, tuple[list[Tensor], float]]:
+        """Yield the places of a stack's layers; return their outputs, and the stack's last.
 
-        `bounds` are those of what reads the embeddings and of what reads the program's own outputs.
+        Also returned is the bound of what reads the last one. `bounds` are those of what reads the
+        embeddings and of what reads the program's own outputs. `others` is what each layer reads
+        beside `x`; the last one serves the layers behind it too.
         """
-        part, bias = getattr(self.model, side), None
+        part, bias, outputs = getattr(self.model, side), None, []
         if self.model.config.has_shared_relative_bias:
             bias = part.relative_attention_bias(x.shape[1], x.shape[1])
         for index in range(sum(name.startswith(side) for name in layers)):
             name = f"{side}.layers.{index}"
             theirs = _tap(batch, taps.get(name), x)
             if theirs is None or only in ("", name):
-                x = functional_call(part.layers[0], layers[name], (x, *others, bias))
+                other = others[min(index, len(others) - 1)]
+                x = functional_call(part.layers[0], layers[name], (x, *other, bias))
             if theirs is not None:
                 if only in ("", name):
                     yield _compare(name, x, theirs, visible)._replace(bound=bounds[0])
                 x, bounds = theirs, (bounds[1], bounds[1])
-        return part.norm(x), bounds[0]
+            outputs.append(x)
+        return [*outputs, part.norm(x)], bounds[0]
 
     def _embed(self, tokens: np.ndarray, side: str) -> Tensor:
         """Return what enters a stack [B, L, D]."""
         wide = torch.from_numpy(tokens.astype(np.int64 if tokens.ndim == 2 else np.float64))
-        x = self.model.add_positions(self.model.embed(wide, side), side)
+        x = embed(self.model, wide, side, self.outside)
         norm = getattr(self.model, f"{side}_embedding_norm", None)
         return x if norm is None else norm(x)
 
@@ -271,7 +291,7 @@ class _Run(nn.Module):
             if weight is None:
                 weight = getattr(self.model, f"{table}_embedding").weight
             bias = None if project.bias is None else project.bias[columns]
-            ours = nn.functional.linear(x, weight[columns], bias)
+            ours = score(nn.functional.linear(x, weight[columns], bias), self.outside)
         kind = output_kind(output[visible])
         if ours.shape == theirs.shape and kind != "logits":
             # A softmax is known up to a constant of each position.

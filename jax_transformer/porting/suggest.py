@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ORDER: tuple[Certainty, ...] = ("certain", "likely", "open")
 MOST_ANSWERS = 6  # that a line shows
-NEAREST = 3  # misses that are named
+CLEAR = 2.0  # how many times larger the error of the next answer must be
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Suggestion:
     @property
     def fits(self) -> bool:
         """Whether a record was given and the model follows it."""
-        return self.finding is not None and self.finding.fit.complete
+        finding = self.finding
+        return finding is not None and finding.fit.complete and not finding.hypothesis.outside
 
     @property
     def shares(self) -> dict[Certainty, float]:
@@ -94,7 +95,7 @@ class Suggestion:
             return []
         fit, passes, seconds = self.finding.fit, self.finding.passes, self.finding.seconds
         effort = f"{passes:,} forward passes in {seconds:.1f} s"
-        if not fit.complete:
+        if not self.fits:
             cut = ["the search was stopped: give it more --minutes"] if self.finding.stopped else []
             return [*_misses(self.finding), *cut, effort]
         lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
@@ -185,19 +186,24 @@ def _certainty(
 
 
 def _misses(finding: Finding) -> list[str]:
-    """Return where nothing fits, and the nearest misses."""
-    point = finding.fit.points[-1]
+    """Return what no config has, where nothing fits, and the nearest miss."""
+    fit, unusual = finding.fit, finding.hypothesis.outside
+    lines = [unusual.sentence(finding.hypothesis.config.d_model)] if unusual else []
+    if fit.complete:
+        return [*lines, f"with that the model follows the record within {fit.error:.0e}"]
+    point = fit.points[-1]
     place, _, batch = point.name.partition(" of batch ")
     if point.error <= ROUGH:
         rounding = "in float64 a right answer comes within 1e-15"
-        return [f"near, not equal: {place} in batch {batch} is {point.error:.0e} off; {rounding}"]
-    lines = [
+        near = f"near, not equal: {place} in batch {batch} is {point.error:.0e} off; {rounding}"
+        return [*lines, near]
+    lines.append(
         f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"
-    ]
-    if int(batch) == 1 and len(finding.fit.points) > 1:
+    )
+    if int(batch) == 1 and len(fit.points) > 1:
         lines.append(
             "single tokens agree and several do not: queries and keys meet in a way that no config "
-            "has, as with rotary positions or a bias of the distance"
+            "has"
         )
     elif int(batch) > 1:
         lines.append("rows without padding agree: the masks are others than a config can have")
@@ -205,12 +211,12 @@ def _misses(finding: Finding) -> list[str]:
 
 
 def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
-    """Return the other answers that would be nearest."""
-    return [
-        f"{other.question}: {finding.questions[other.question].text(other.answer)} would be "
-        f"{other.error:.0e} off"
-        for other in alternatives[:NEAREST]
-    ]
+    """Return the other answer that is nearest, where it is clearly nearer than the next one."""
+    first, *others = alternatives or (None,)
+    if first is None or (others and others[0].error < CLEAR * first.error):
+        return []
+    text = finding.questions[first.question].text(first.answer)
+    return [f"{first.question}: {text} would be {first.error:.0e} off"]
 
 
 def together(paths: Sequence[str]) -> str:

@@ -463,7 +463,7 @@ SHAPES = {
         placed(lambda self, x: x * math.sqrt(WIDTH) + 0.3 * self.places(x)),
         "multiplies the positions",
     ),
-    "base_1000": Shape(placed(base=1000), "base"),
+    "base_1000": Shape(placed(base=1000), "1,000 in place of 10,000"),
     "halved_sublayers": Shape(added(lambda x, y: x + 0.5 * y), "multiplies the output of each"),
     "deep_residual": Shape(added(lambda x, y: 1.7 * x + y), "multiplies the input of each"),
     "rezero": Shape(
@@ -478,7 +478,7 @@ SHAPES = {
     "logit_cap": Shape(
         other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh()), "caps the logits"
     ),
-    "layer_memory": Shape(LayerMemory, "reads the output of the encoder layer"),
+    "layer_memory": Shape(LayerMemory, "the output of the same encoder layer"),
     "view_of_heads": Shape(mixed(Mixer, split=view), "without a transpose"),
     "view_both_ways": Shape(mixed(Mixer, split=view, merge=unview), "without a transpose"),
     "softmax_of_queries": Shape(

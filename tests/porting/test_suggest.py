@@ -208,14 +208,25 @@ def test_names_decide_nothing(name, kind):
 
 
 @pytest.mark.exhaustive
-def test_rotary_positions_are_told_with_their_block():
+def test_rotary_positions_are_named():
     weights, record = recorded("rotary")
+    suggestion = suggest(weights, record)
+    assert not suggestion.fits
+    text = str(suggestion)
+    assert "your program has rotary positions, of the halves of a head; no field" in text
+    assert "with that the model follows the record within" in text
+    assert " would be " not in text
+
+
+@pytest.mark.exhaustive
+def test_what_no_word_explains_is_told_with_its_place_and_no_guess():
+    weights, record = recorded("linear_bias")
     suggestion = suggest(weights, record)
     assert not suggestion.fits
     text = str(suggestion)
     assert "nothing fits at encoder.layers.0 in batch 1: the nearest model is" in text
     assert "single tokens agree and several do not" in text
-    assert " would be " in text
+    assert "rotary" not in text
 
 
 def test_a_convolution_has_no_place():
