@@ -16,17 +16,9 @@ from tests.convert.foreign import randomized
 from tests.porting.public_models import SHAPES, WORDS
 from tests.porting.renamed import run_snippet
 
-# Shapes that are not found or not refused rightly yet.
-OPEN = {
-    *("shared_layers", "unbiased_variance", "row_masks", "seq2seq_transformer", "scaled_by_width"),
-    *("post_then_pre", "pre_then_post", "epsilon_outside", "window_of_one", "heads_apart"),
-    *("by_part", "interleaved", "one_place_table", "buffers", "wrapped_checkpoint"),
-    *("encoder_alone", "decoder_alone"),
-}
-
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [name for name in SHAPES if name not in OPEN])
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_is_found_or_refused_by_its_sentence(name):
     shape = SHAPES[name]
     module = randomized(shape.build()).eval()
