@@ -15,6 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.kernels.segments import as_boolean_mask
+from jax_transformer.model import functional
 from jax_transformer.model.checks import (
     check_cache,
     check_execution,
@@ -49,7 +50,7 @@ class Cache(NamedTuple):
         layers: What each decoder layer keeps.
         src_mask: The positions of the memory that are attended to, True = attend; None is all.
         ancestors: For each hypothesis and each position p so far, the n of the slot (p, n) that
-            belongs to it [B, N, L]; -1 at later positions.
+            belongs to it [B, N, L]; -1 at later positions, N for a hypothesis without a parent.
         position: Number of positions written, at most L.
     """
 
@@ -176,9 +177,11 @@ def decode_step(
         check_ids("tokens", np.asarray(tokens).reshape(batch, count), config.tgt_vocab_size)
     check_params(params, config, "decode")
     tokens = jnp.asarray(tokens)
+    without_parent = jnp.any(cache.ancestors == count, axis=-1, keepdims=True)
     logits, cache = next_step(
         params, config, cache, tokens[:, None] if single else tokens, execution
     )
+    logits = jnp.where(without_parent, jnp.nan, logits)
     return logits[:, 0] if single else logits, cache
 
 
@@ -209,7 +212,7 @@ def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> 
 
     Raises:
         InputError: `parents` has another type than this or, where it is concrete (not traced by
-            `jit`), names no hypothesis.
+            `jit`), names no hypothesis. Under `jit` the logits of what continues none are NaN.
     """
     _check_cache(cache)
     batch, count, _ = cache.ancestors.shape
@@ -220,7 +223,8 @@ def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> 
         )
     if not isinstance(parents, jax.core.Tracer):
         check_ids("parents", np.asarray(parents), count, "the hypotheses")
-    ancestors = jnp.take_along_axis(cache.ancestors, jnp.asarray(parents)[..., None], axis=1)
+    parents = functional.cast_ids(parents, count)[..., None]
+    ancestors = jnp.take_along_axis(cache.ancestors, parents, 1, mode="fill", fill_value=count)
     return cache._replace(ancestors=ancestors)
 
 

@@ -79,6 +79,9 @@ def make_rules(
         raise InputError("banned_tokens names every id, which leaves no token to generate")
     begin_suppressed = np.isin(np.arange(vocab_size), options.begin_suppressed_tokens)
     prefix, prefix_lengths = _prefix(config, prefix, batch)
+    start = _start(config, options.start_token, batch)
+    if isinstance(prefix, jax.core.Tracer):  # a token outside gives NaN, as a start token outside
+        start = jnp.where(jnp.any(prefix == vocab_size, axis=1), vocab_size, start)
     longest = 1 + options.max_new_tokens + (0 if prefix is None else prefix.shape[1])
     # No text has an n-gram that is longer than it.
     ngram_size, source_ngram_size = (
@@ -89,7 +92,7 @@ def make_rules(
     if source_ngram_size is not None:
         source = jnp.where(src == config.pad_id, vocab_size, src)
     return Rules(
-        start=_start(config, options.start_token, batch),
+        start=start,
         eos_ids=np.asarray(eos_ids, np.int32),
         prefix_lengths=prefix_lengths,
         limits=prefix_lengths + _length_limits(length_limits, batch, options.max_new_tokens),

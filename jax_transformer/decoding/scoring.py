@@ -102,8 +102,7 @@ def _score(
     src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
     logits = apply(params, config, src, tgt_input, src_mask)[:, : tgt.shape[1]]
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    chosen = jnp.take_along_axis(logits, tgt[..., None], axis=-1)[..., 0]
-    scores = chosen - jax.nn.logsumexp(logits, axis=-1)
+    scores = functional.pick(logits, tgt) - jax.nn.logsumexp(logits, axis=-1)
     return jnp.sum(scores, axis=-1, where=tgt != config.pad_id).astype(jnp.float32)
 
 

@@ -17,10 +17,11 @@ class SegmentMask:
     """Which query attends to which key, shown by segments: a pytree whose `causal` is static.
 
     Attributes:
-        keys: Segment of each key, from 1, or True; 0 or False is hidden [batch, keys]. None hides
-            no key.
-        queries: Segment of each query, which attends to the keys of its segment; 0 attends to
-            nothing [batch, queries]. None: every query attends to every key that is not hidden.
+        keys: Segment of each key, from 1, or True; others and False are hidden [batch, keys]. None
+            hides no key.
+        queries: Segment of each query, which attends to the keys of its segment; others than from
+            1 attend to nothing [batch, queries]. None: every query attends to every key that is
+            not hidden.
         causal: Whether later positions are hidden too. Queries and keys are then equally many.
     """
 
@@ -33,7 +34,7 @@ class SegmentMask:
         if self.queries is not None:
             return jnp.any(as_boolean_mask(self, self.queries.shape[1], keys), axis=(1, 2))
         # In causal attention a key is attended to from its own position.
-        return jnp.ones((1, keys), bool) if self.keys is None else self.keys.astype(bool)
+        return jnp.ones((1, keys), bool) if self.keys is None else self.keys > 0
 
     def attending(self, queries: int, keys: int) -> Bool[Array, "#batch #queries"]:
         """Return which queries attend to some key; given the number of both."""
@@ -71,7 +72,7 @@ def as_boolean_mask(
     if mask.keys is None:
         visible = jnp.ones((1, 1, 1, keys), bool)
     elif mask.queries is None:
-        visible = mask.keys.astype(bool)[:, None, None, :]
+        visible = (mask.keys > 0)[:, None, None, :]
     else:
         visible = segment_mask(mask.queries, mask.keys)
     return visible & causal_mask(queries) if mask.causal else visible

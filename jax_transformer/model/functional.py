@@ -28,15 +28,21 @@ def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Ar
     return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
-def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Array, "*batch"]:
-    """Return ids as int32, those outside 0 to count - 1 still outside.
+def pick(values: Float[Array, "*batch vocab"], ids: Int[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """Return of each row of `values` the one at its id, and NaN at an id outside, as `embed`."""
+    ids = cast_ids(ids, values.shape[-1])[..., None]
+    return jnp.take_along_axis(values, ids, axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
 
-    A cast alone wraps, and XLA casts indices too: it would read id 2**32 + 5 as id 5.
+
+def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Array, "*batch"]:
+    """Return ids as int32; `count` in the place of those outside 0 to count - 1.
+
+    JAX reads -1 as the last index, and a cast wraps: it would read id 2**32 + 5 as id 5.
     """
-    if ids.dtype.itemsize > 4:
-        where = np.where if isinstance(ids, np.ndarray) else jnp.where
-        ids = where((ids >= 0) & (ids < count), ids, count)
-    return jnp.asarray(ids, jnp.int32)
+    if ids.dtype.itemsize < 4:
+        ids = ids.astype(np.int32)  # a short type may not hold `count`
+    where = np.where if isinstance(ids, np.ndarray) else jnp.where
+    return jnp.asarray(where((ids >= 0) & (ids < count), ids, count), jnp.int32)
 
 
 def sinusoidal_positions(

@@ -23,7 +23,7 @@ from jax_transformer.model.checks import (
     check_rows,
     check_whole,
 )
-from jax_transformer.model.functional import segment_positions
+from jax_transformer.model.functional import pick, segment_positions
 from jax_transformer.model.masks import source_mask
 from jax_transformer.model.transformer import Params, Transformer, decode, encode
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
@@ -228,7 +228,8 @@ def cross_entropy(
 
     Raises:
         InputError: An argument has another type than this, or logits and targets do not belong
-            together; where targets are concrete (not traced), one is outside the vocabulary.
+            together; where targets are concrete (not traced), one is outside the vocabulary. Under
+            `jit` such a target gives NaN: the loss, and the gradient of its logits.
     """
     check_floats("logits", logits)
     check_id_batch("targets", targets)
@@ -273,6 +274,8 @@ def _derivative_of_losses(
     right = jnp.arange(vocabulary) == targets[..., None]
     target = jnp.where(right, 1 - label_smoothing, 0) + label_smoothing / vocabulary
     losses, normalizers = _losses_and_normalizers(logits, targets, label_smoothing)
+    # NaN for a target outside, as the loss; known by the id without waiting for other devices.
+    normalizers = jnp.where((targets >= 0) & (targets < vocabulary), normalizers, jnp.nan)
     softmax = jnp.exp(_widened(logits) - normalizers[..., None])
     return losses, jnp.sum((softmax - target) * _widened(tangent), axis=-1)
 
@@ -283,7 +286,7 @@ def _losses_and_normalizers(
     label_smoothing: float,
 ) -> tuple[Float[Array, "batch length"], Float[Array, "batch length"]]:
     """Return the losses, and the logarithm of the sum of each position's exponentials."""
-    gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    gold = pick(logits, targets)
     normalizers = jax.nn.logsumexp(_widened(logits), axis=-1)
     losses = normalizers - (1 - label_smoothing) * _widened(gold)
     if label_smoothing:

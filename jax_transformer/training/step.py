@@ -25,7 +25,7 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch
-from jax_transformer.training.optimizer import learning_rate_schedule, run_optimizer
+from jax_transformer.training.optimizer import GuardState, learning_rate_schedule, run_optimizer
 
 Step = Callable[..., tuple[Params, optax.OptState, Float[Array, ""]]]
 
@@ -51,6 +51,9 @@ def make_train_step(
     the summed `cross_entropy` of the batch divided once by its number of target tokens. On a mesh,
     call it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`;
     gradients are then added up over the mesh.
+
+    A loss that is not finite, for example of an id outside the vocabulary, makes every number of
+    the gradient NaN, and so every trained parameter. With `with_guard` such a step changes nothing.
 
     Args:
         config: The shape of the model.
@@ -107,6 +110,9 @@ def make_train_step(
         else:
             split = _split_rows(batch, parts, config.pad_id)
             loss, gradients = _sum_of_parts(differentiate, trained, split, dropout_key)
+        if not isinstance(optimizer_state, GuardState):  # tables have rows that no loss reaches
+            finite = jnp.isfinite(loss)
+            gradients = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.nan), gradients)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, trained, value=loss)
         new = optax.apply_updates(trained, updates)
         return merged(params, new), optimizer_state, loss
