@@ -93,9 +93,16 @@ class FileFacts:
 
     path: str  # absolute
     bytes: int  # size of the file
-    mtime_ns: int  # time of its last change
+    mtime_ns: int  # time of its last change, which archives and rsync set
     sha256: str  # of the bytes of the file, as hexadecimal digits
     lines: int  # of its text, after decompression
+    ctime_ns: int = 0  # time of the last change of its content or its entry; 0: not known
+    inode: int = 0
+
+    @property
+    def state(self) -> tuple[int, int, int, int]:
+        """What a change of the file changes."""
+        return self.bytes, self.mtime_ns, self.ctime_ns, self.inode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,12 +184,12 @@ class TextFiles:
 
     def with_facts(self, earlier: Sequence[FileFacts] = ()) -> TextFiles:
         """Return the text with the facts of its files; only a changed file is read again."""
-        read = {(fact.path, fact.bytes, fact.mtime_ns): fact for fact in earlier}
+        read = {(fact.path, fact.state): fact for fact in earlier}
         facts = {}
         for path in self.sources + self.targets:
-            known = read.get((str(path.absolute()), *_size_and_time(path)))
+            known = read.get((str(path.absolute()), _state(path)))
             facts[path] = fact = known or _read_facts(path)
-            read[fact.path, fact.bytes, fact.mtime_ns] = fact
+            read[fact.path, fact.state] = fact
         for files in self.aligned():
             lines = [facts[path].lines for path in files]
             if len(set(lines)) > 1:
@@ -197,7 +204,7 @@ class TextFiles:
 
     def _check_unchanged(self) -> None:
         for fact in self.facts:
-            if _size_and_time(Path(fact.path)) != (fact.bytes, fact.mtime_ns):
+            if _state(Path(fact.path)) != fact.state:
                 raise InputError(
                     f"{fact.path}: changed while it was encoded; start again when it is complete"
                 )
@@ -275,22 +282,23 @@ def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
     )
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
+def _state(path: Path) -> tuple[int, int, int, int]:
     with errors_naming(path, FAULT, OSError):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise InputError(
             f"{path}: is not a regular file, which can be read again; write the text to a file"
         )
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _read_facts(path: Path) -> FileFacts:
-    before = _size_and_time(path)
+    before = _state(path)
     with open_text(path) as file, errors_naming(path, FAULT, OSError):
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         lines = sum(1 for _ in read_lines(file, str(path)))
-    if before != _size_and_time(path):
+    if before != _state(path):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
-    return FileFacts(str(path.absolute()), *before, sha256, lines)
+    size, mtime_ns, *others = before
+    return FileFacts(str(path.absolute()), size, mtime_ns, sha256, lines, *others)

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from jax_transformer import __version__
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import SPECIAL_IDS, TransformerConfig
+from jax_transformer.config.declared import checked
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
@@ -192,8 +193,9 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
         params, _ = to_params(tensors, config, LAYOUT, leaf=jax_leaf(), consume=True)
     languages = options.get("source_lang"), options.get("target_lang")
     tokenizer = _read_tokenizer(folder, description).with_languages(*languages, str(folder))
-    _check_vocabularies(config, tokenizer, f"{folder / CONFIG_FILE}: ")
-    return TrainedModel(config, params, tokenizer, generation)
+    model = TrainedModel(config, params, tokenizer, generation)
+    _check_parts(model, f"{folder / CONFIG_FILE}: ")
+    return model
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -253,20 +255,28 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
         if leaf.dtype.name not in DTYPES:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise InputError(f"{name} is {leaf.dtype}, but must be {' or '.join(DTYPES)}")
-    _check_vocabularies(model.config, model.tokenizer, "")
     for name in model.generation:
         if name not in MODEL_OPTIONS:
             raise InputError(f"generation: {name!r} is no default that a model may have")
-    model.generation_config()
+    _check_parts(model, "")
     check_free(Path(folder), overwrite)
     write(Path(folder), model)
 
 
-def _check_vocabularies(config: TransformerConfig, tokenizer: Tokenizer, where: str) -> None:
-    for name in ("src_vocab_size", "tgt_vocab_size"):
-        size, entries = getattr(config, name), getattr(tokenizer, name)
-        if size != entries:
-            raise InputError(f"{where}{name}={size} must be the tokenizer's {entries}")
+def _check_parts(model: TrainedModel, where: str) -> None:
+    """Refuse parts that do not belong together, and defaults with which no search can begin."""
+    config, tokenizer = model.config, model.tokenizer
+    names = ["src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS]
+    if tokenizer.languages is not None:  # they decide what a target begins with
+        names.remove("bos_id")
+    for name in names:
+        value, wanted = getattr(config, name), getattr(tokenizer, name)
+        if value != wanted:
+            raise InputError(f"{where}{name}={value} must be the tokenizer's {wanted}")
+    try:
+        model.generation_config().check_model(config)
+    except InputError as error:
+        raise InputError(f"{where}generation: {error}") from error
 
 
 def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> None:
@@ -353,8 +363,10 @@ def _check_description(
     try:
         config = TransformerConfig.from_dict(description["config"])
         generation = with_tuples({**description["generation"]})
-        names = {*description["sha256"]}
-        wanted = {WEIGHTS_FILE, *description["tokenizer"]["files"]}
+        names = {*description["sha256"].keys()}
+        described = description["tokenizer"]
+        checked("tokenizer.kind", described["kind"], str)
+        wanted = {WEIGHTS_FILE, *checked("tokenizer.files", described["files"], tuple[str, ...])}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:

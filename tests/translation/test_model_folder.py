@@ -215,7 +215,21 @@ def test_a_damaged_description_is_refused(directory, text, reason):
         ({"sha256": 5}, "is damaged"),
         ({"sha256": {}}, "sha256 must name the files model.safetensors, tokenizer.json"),
         ({"sha256": {"../../secret": ""}}, "sha256 must name the files"),
+        ({"sha256": ["model.safetensors", "tokenizer.json"]}, "is damaged"),
+        ({"tokenizer": []}, "is damaged"),
+        (
+            {"tokenizer": {"kind": [], "files": ["tokenizer.json"]}},
+            "tokenizer.kind=[] must be a text",
+        ),
+        (
+            {"tokenizer": {"kind": {}, "files": ["tokenizer.json"]}},
+            "tokenizer.kind={} must be a text",
+        ),
+        ({"tokenizer": {"kind": "byte_pair", "files": [1]}}, "tokenizer.files=[1] must be a list"),
+        ({"tokenizer": {"kind": "byte_pair", "files": "abc"}}, "tokenizer.files='abc' must be a"),
         ({"generation": 7}, "is damaged"),
+        ({"generation": {"beam_size": 10**6}}, "generation: beam_size=1000000 needs a vocabulary"),
+        ({"generation": {"eos_ids": [30]}}, "generation: eos_ids[0]=30 is outside the vocabulary"),
         ({"generation": {"beams": 4}}, "generation: 'beams' is not an option"),
         ({"generation": {"beam_size": {}, "prefix": 4}}, "generation: 'prefix' is not an option"),
     ],
@@ -318,7 +332,8 @@ def test_a_plain_tuple_is_saved_and_comes_back(trained, tmp_path):
 def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
     config, params, tokenizer, _ = trained
     half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
-    smaller = dataclasses.replace(config, src_vocab_size=9)
+    replace = dataclasses.replace
+    smaller = replace(config, src_vocab_size=9)
     of_smaller = init_params(jax.random.key(0), smaller)
     decoder = {"decoder": params["decoder"]}
     for fault, model in {
@@ -329,6 +344,11 @@ def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
         "src_vocab_size=9 must be the tokenizer's": (smaller, of_smaller, tokenizer),
         "'temperature' is no default that a model may have": (*trained[:3], {"temperature": 1.0}),
         "beam_size=0": (*trained[:3], {"beam_size": 0}),
+        "beam_size=1000000 needs": (*trained[:3], {"beam_size": 10**6}),
+        "start_token=30 is outside": (*trained[:3], {"start_token": 30}),
+        "pad_id=5 must be the tokenizer's 0": (replace(config, pad_id=5), params, tokenizer),
+        "bos_id=5 must be the tokenizer's 1": (replace(config, bos_id=5), params, tokenizer),
+        "eos_id=5 must be the tokenizer's 2": (replace(config, eos_id=5), params, tokenizer),
     }.items():
         with pytest.raises(InputError, match=fault) as error:
             save(tmp_path / "model", model)
