@@ -15,6 +15,7 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 from jaxtyping import Float
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.errors import InputError
 from jax_transformer.export.proof import (
     Proof,
     check_expressible,
@@ -38,6 +39,8 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "output_projection": ("linear", "tied"),
 }
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+# What `translate_batch` reads and writes at most, unless it is told otherwise.
+MOST_TOKENS: Mapping[str, int] = {"source": 1024, "target": 256}
 Array = Float[np.ndarray, "..."]
 
 
@@ -49,11 +52,12 @@ def export_ctranslate2(
     """Write a folder that `ctranslate2.Translator` loads, with the tokenizer's files beside it.
 
     Returns a line about the proof, see `check_proof`: greedy translations by both, whose ids must
-    be equal in float32.
+    be equal in float32. One more source, as long as CTranslate2 reads, is translated without an
+    end. Where learned positions end before, the line names the arguments that keep to them.
 
     Raises:
         InputError: CTranslate2 cannot express a field of the config; the folder cannot be written;
-            or a translation differs. Nothing is written.
+            or a translation differs or stops. Nothing is written.
     """
     config = model.config
     check_expressible(config, EXPRESSIBLE, "CTranslate2")
@@ -72,8 +76,38 @@ def export_ctranslate2(
         spec.save(str(staging))
         write_files(staging, model.tokenizer)
         proof = prove(model, greedy_search(model))
-        found = list(_translate(model, staging, proof, sources, targets))
-        return check_proof(proof, found, folder, "CTranslate2", quantization == "float32")
+        translator = ctranslate2.Translator(str(staging), device="cpu")
+        found = list(_translate(translator, model, proof, sources, targets))
+        line = check_proof(proof, found, folder, "CTranslate2", quantization == "float32")
+        limits = _limits(config)
+        _translate_longest(translator, model, sources, limits)
+        if config.positions != "learned":
+            return line
+        named = ", ".join(f"{name}={value}" for name, value in limits.items())
+        return f"{line}; its positions are learned, so give translate_batch {named}"
+
+
+def _limits(config: TransformerConfig) -> dict[str, int]:
+    """Return the lengths of `translate_batch` for which the model has positions."""
+    most = [*MOST_TOKENS.values()]
+    if config.positions == "learned":
+        most = [min(config.max_length, default) for default in most]
+    return dict(zip(("max_input_length", "max_decoding_length"), most, strict=True))
+
+
+def _translate_longest(
+    translator: ctranslate2.Translator,
+    model: TrainedModel,
+    sources: Sequence[str],
+    limits: Mapping[str, int],
+) -> None:
+    """Translate a source of as many tokens as fit, without an end."""
+    source = [[sources[model.config.eos_id]] * limits["max_input_length"]]
+    endless = {"min_decoding_length": limits["max_decoding_length"], "beam_size": 1}
+    try:
+        translator.translate_batch(source, **limits, **endless)
+    except RuntimeError as error:
+        raise InputError(f"not written, because CTranslate2 stops: {error}") from error
 
 
 def _specification(
@@ -136,9 +170,9 @@ def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) 
     """Return the rows that are added to the embeddings of positions from 0 on."""
     if config.positions == "learned":
         return params[f"{side}_positions"]["embedding"][config.position_offset :]
+    sizes = max(config.max_length, MOST_TOKENS[side]), config.d_model
     if config.positions == "none":
-        return np.zeros((config.max_length, config.d_model), np.float32)
-    sizes = config.max_length, config.d_model
+        return np.zeros(sizes, np.float32)
     kind = config.positions, config.position_offset, config.position_rounding
     return sinusoidal_positions(*sizes, *kind).astype(np.float32)
 
@@ -206,12 +240,15 @@ def _tokens(side: Side) -> list[str]:
 
 
 def _translate(
-    model: TrainedModel, folder: Path, proof: Proof, sources: Sequence[str], targets: Sequence[str]
+    translator: ctranslate2.Translator,
+    model: TrainedModel,
+    proof: Proof,
+    sources: Sequence[str],
+    targets: Sequence[str],
 ) -> Iterator[list[int]]:
     pad_id = model.config.pad_id
     forced = model.generation.get("forced_first_token")
     prefix = None if forced is None else [[targets[forced]]] * len(proof.src)
-    translator = ctranslate2.Translator(str(folder), device="cpu")
     results = translator.translate_batch(
         [[sources[token_id] for token_id in row if token_id != pad_id] for row in proof.src],
         prefix,

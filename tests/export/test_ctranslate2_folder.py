@@ -1,6 +1,7 @@
 """Models exported to CTranslate2: the same ids, text without this library, and what is refused."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -36,6 +37,34 @@ def test_every_expressible_model_translates_alike(base, tmp_path, name):
 def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
     found = refusal(ctranslate2_folder.export_ctranslate2, with_preset(base, name), tmp_path)
     assert found.startswith(f"{REFUSED[name]}: CTranslate2 can express ")
+
+
+@pytest.mark.parametrize("name", ["vaswani2017", "no_positions", "bart"])
+def test_a_text_without_an_end_or_a_long_line_does_not_stop_the_engine(base, tmp_path, name):
+    """Its model has 40 positions; CTranslate2 reads 1,024 tokens and writes 256, untold."""
+    model = with_preset(base, name)
+    line = ctranslate2_folder.export_ctranslate2(model, tmp_path / "out")
+    limits = {key: int(value) for key, value in re.findall(r"(max_\w+_length)=(\d+)", line)}
+    learned = name == "bart"
+    assert limits == ({"max_input_length": 40, "max_decoding_length": 40} if learned else {})
+    translator = ctranslate2_folder.ctranslate2.Translator(str(tmp_path / "out"))
+    source = [["a"] * 2000]
+    endless = {"suppress_sequences": [["</s>"]], "beam_size": 1}
+    (result,) = translator.translate_batch(source, **endless, **limits)
+    assert len(result.hypotheses[0]) == (40 if learned else 256)
+    if learned:
+        with pytest.raises(RuntimeError, match="No position encodings are defined"):
+            translator.translate_batch(source, **endless)
+
+
+def test_positions_that_the_engine_lacks_are_not_written(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(ctranslate2_folder, "MOST_TOKENS", {"source": 1024, "target": 39})
+    limits = {"max_input_length": 1024, "max_decoding_length": 256}
+    monkeypatch.setattr(ctranslate2_folder, "_limits", lambda _: limits)
+    line = refusal(
+        ctranslate2_folder.export_ctranslate2, with_preset(base, "vaswani2017"), tmp_path
+    )
+    assert "No position encodings are defined for positions >= 40" in line
 
 
 def test_another_function_is_not_written(base, tmp_path, monkeypatch):

@@ -77,6 +77,15 @@ def test_batches_and_lengths_of_any_size(exported, sizes):
         search(longer, np.full(1, 3))
 
 
+def test_a_text_that_goes_on_past_the_positions_is_an_error(exported):
+    """Not one whose later tokens all have the last position."""
+    settings = json.loads((exported / "out" / "settings.json").read_text()) | {"eos_id": -1}
+    search = onnx_folder.by_onnxruntime(exported / "out", settings)
+    assert len(search(np.full((1, 3), 5), np.full(1, 40))[0]) == 40
+    with pytest.raises(Exception, match="Non-zero status code"):
+        search(np.full((1, 3), 5), np.full(1, 41))
+
+
 def test_another_function_is_not_written(base, exported, tmp_path, monkeypatch):
     def programs_of_another_model(config, params, folder):
         for path in (exported / "out").glob("*.onnx*"):
