@@ -39,8 +39,8 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "output_projection": ("linear", "tied"),
 }
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
-# What `translate_batch` reads and writes at most, unless it is told otherwise.
-MOST_TOKENS: Mapping[str, int] = {"source": 1024, "target": 256}
+# Tokens that `translate_batch` reads and writes at most, unless it is told otherwise.
+LIMITS: Mapping[str, int] = {"max_input_length": 1024, "max_decoding_length": 256}
 Array = Float[np.ndarray, "..."]
 
 
@@ -89,10 +89,10 @@ def export_ctranslate2(
 
 def _limits(config: TransformerConfig) -> dict[str, int]:
     """Return the lengths of `translate_batch` for which the model has positions."""
-    most = [*MOST_TOKENS.values()]
-    if config.positions == "learned":
-        most = [min(config.max_length, default) for default in most]
-    return dict(zip(("max_input_length", "max_decoding_length"), most, strict=True))
+    learned = config.positions == "learned"
+    return {
+        name: min(most, config.max_length) if learned else most for name, most in LIMITS.items()
+    }
 
 
 def _translate_longest(
@@ -170,7 +170,8 @@ def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) 
     """Return the rows that are added to the embeddings of positions from 0 on."""
     if config.positions == "learned":
         return params[f"{side}_positions"]["embedding"][config.position_offset :]
-    sizes = max(config.max_length, MOST_TOKENS[side]), config.d_model
+    # As many on both sides: the file has equal tables once.
+    sizes = max(config.max_length, *LIMITS.values()), config.d_model
     if config.positions == "none":
         return np.zeros(sizes, np.float32)
     kind = config.positions, config.position_offset, config.position_rounding

@@ -58,8 +58,8 @@ def test_a_text_without_an_end_or_a_long_line_does_not_stop_the_engine(base, tmp
 
 
 def test_positions_that_the_engine_lacks_are_not_written(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(ctranslate2_folder, "MOST_TOKENS", {"source": 1024, "target": 39})
-    limits = {"max_input_length": 1024, "max_decoding_length": 256}
+    limits = ctranslate2_folder.LIMITS
+    monkeypatch.setattr(ctranslate2_folder, "LIMITS", {"max_input_length": 9})
     monkeypatch.setattr(ctranslate2_folder, "_limits", lambda _: limits)
     line = refusal(
         ctranslate2_folder.export_ctranslate2, with_preset(base, "vaswani2017"), tmp_path
