@@ -89,10 +89,9 @@ def export_ctranslate2(
 
 def _limits(config: TransformerConfig) -> dict[str, int]:
     """Return the lengths of `translate_batch` for which the model has positions."""
-    learned = config.positions == "learned"
-    return {
-        name: min(most, config.max_length) if learned else most for name, most in LIMITS.items()
-    }
+    if config.positions != "learned":
+        return dict(LIMITS)
+    return {name: min(most, config.max_length) for name, most in LIMITS.items()}
 
 
 def _translate_longest(

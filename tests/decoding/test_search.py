@@ -1,11 +1,16 @@
 """Greedy and beam search: what ends them, and what they do not depend on."""
 
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_transformer import decode, encode, generate
 from jax_transformer.decoding import search
+from jax_transformer.decoding.beam import _is_done
+from jax_transformer.decoding.hypotheses import LengthPenalty
 from tests.decoding.plain import (
     assert_equal,
     biased,
@@ -13,6 +18,7 @@ from tests.decoding.plain import (
     random_model,
 )
 from tests.decoding.reversing import MAX_NEW_TOKENS, sources
+from tests.models import unchecked
 from tests.tiers import tiered
 
 run_decode = jax.jit(decode, static_argnames="config")
@@ -152,3 +158,16 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
     config, params, src = random_model("shared_heads")
     cut, whole = (quick_generate(params, config, src, max_new_tokens=most) for most in (3, 15))
     np.testing.assert_array_equal(cut.tokens, whole.tokens[..., :3])
+
+
+def test_a_negative_penalty_waits_for_the_shortest_text_that_is_still_open():
+    """-1 multiplies a sum by its length: the shortest that may come is better, not the longest."""
+    counted, longest = jnp.array([1]), jnp.array([4])
+    penalty = LengthPenalty(np.array(-1, np.float32), "power")
+    selection = SimpleNamespace(early_stopping="never", length_penalty=penalty)
+    kept, opened = jnp.log(jnp.array([0.36])), jnp.log(jnp.array([0.63]))
+    assert (opened - 0.01) / penalty(counted + 1) > kept  # as the next token ends it
+    with unchecked():
+        assert not _is_done(opened, kept, counted, longest, selection)
+        assert _is_done(2.3 * opened, kept, counted, longest, selection)
+        assert _is_done(opened, kept, longest - 1, longest, selection)  # 4 tokens: -1.85

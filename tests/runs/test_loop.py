@@ -1,10 +1,13 @@
 """The loop on a tiny corpus: what it compiles, shows, keeps and refuses."""
 
+import contextlib
 import dataclasses
 import io
 import itertools
 import random
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +18,17 @@ from rich.console import Console
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.runs import loop
 from jax_transformer.runs import metrics as run_metrics
-from jax_transformer.runs.state import RunSettings
+from jax_transformer.runs.state import RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.text import plan as planning
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.text.plan import plan_epoch
+from jax_transformer.text.plan import epoch_layout, plan_epoch
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics
+from tests.models import unchecked
+from tests.runs.kill_resume import Task, tiny_task
 from tests.runs.runs import spoil_steps
 
 SETTINGS = TrainingConfig(
@@ -249,3 +255,46 @@ def test_a_clock_that_jumps_gives_finite_numbers(monkeypatch, jump):
     assert re.search(r"trained for [\d.]+ minutes", line)
     assert ("left" in line) == (jump != 0)  # no line waits for the clock to come back
     assert "-1 day" not in line
+
+
+def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
+    """Also after the last batch of a window, and at a skipped one."""
+    monkeypatch.setattr(planning, "WINDOW_PAIRS", 70)  # three windows an epoch
+    monkeypatch.setattr(planning, "WINDOW_BATCHES", 0)
+    settings, training, _ = tiny_task(Task(4))
+    run, layout = loop.Run(Path(), settings), epoch_layout(training, settings.training_config)
+    assert layout.windows == 3
+
+    def rest(progress, count):
+        batches = itertools.islice(loop._batches(training, run, layout, progress), count)
+        return [(position, batch.src.tobytes()) for position, batch in batches]
+
+    whole = rest(RunProgress(), 12)
+    assert {position[:2] for position, _ in whole} >= {(0, 0), (0, 1), (0, 2), (1, 0)}
+    for made, (position, _) in enumerate(whole[:-1], start=1):
+        after = RunProgress().after_step(position, Metrics(0.0, 1, 1.0, True))
+        assert rest(after, 1) == whole[made : made + 1]
+    skipped = RunProgress().skipping([whole[4][0]])
+    assert rest(skipped, 11) == whole[:4] + whole[5:]
+
+
+@pytest.mark.parametrize(("select_by", "best"), [("loss", (4, 1.0)), ("bleu", (8, -5.0))])
+def test_the_lowest_loss_or_the_highest_bleu_is_the_best(select_by, best):
+    settings, *_ = tiny_task(Task(12))
+    config = dataclasses.replace(settings.training_config, select_by=select_by)
+    losses, scores = {4: 1.0, 8: 2.0, 12: 3.0}, {4: 3.0, 8: 5.0, 12: 4.0}
+    settings = settings._replace(training_config=config)
+    run = loop.Run(Path(), settings, measure=lambda step, _: {"validation_bleu": scores[step]})
+    silent = SimpleNamespace(write=lambda *_, **__: None, report_validation=lambda *_: None)
+    watchdog = SimpleNamespace(paused=contextlib.nullcontext)
+    checkpoint = RunCheckpoint(RunProgress(), None, None)
+    outputs = loop._RunOutputs(None, silent, silent, watchdog, lambda params: losses[int(*params)])
+    for number in losses:
+        state = SimpleNamespace(eval_params=[jnp.array(number)])
+        progress = checkpoint.progress._replace(step=number)
+        with unchecked():
+            now = RunCheckpoint(progress, state, checkpoint.best_params)
+            checkpoint, _ = loop._evaluate(run, now, outputs)
+    progress = checkpoint.progress
+    assert (progress.best_step, progress.best_score) == best
+    assert checkpoint.best_params == [best[0]]

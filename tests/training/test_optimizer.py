@@ -6,8 +6,10 @@ import numpy as np
 import optax
 import pytest
 import torch
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jax_transformer import TransformerConfig
+from jax_transformer.model.tree import decayed, parameter_shapes
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.optimizer import (
     SPIKE_WINDOW,
@@ -107,6 +109,14 @@ def test_weight_decay_is_for_matrices(preset):
     ):
         expected = -0.25 * leaf if leaf.ndim == 2 else np.zeros_like(leaf)
         np.testing.assert_allclose(update, expected, rtol=1e-6, err_msg=str(path))
+
+
+@pytest.mark.parametrize("name", TransformerConfig.presets())
+def test_tables_decay_as_kernels_do_and_nothing_else(name):
+    shapes = parameter_shapes(small_config(name))
+    tree = unflatten_dict(dict.fromkeys(shapes, 0), sep="/")
+    found = flatten_dict(decayed(tree), sep="/")
+    assert found == {path: len(shape) == 2 for path, shape in shapes.items()}
 
 
 NOT_FINITE = {

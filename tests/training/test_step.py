@@ -15,7 +15,7 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import SPIKE_WINDOW, parameter_ema, refusable, with_guard
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import _split_rows, _sum_of_parts, init_state, train_step
 from tests.tiers import tiered
 
 CONFIG = TransformerConfig(
@@ -108,6 +108,24 @@ def test_a_batch_of_padding_gives_a_finite_step():
     state, metrics = train_step(start(), nothing, CONFIG, SETTINGS)
     assert (metrics.loss, metrics.target_tokens) == (0, 0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
+
+
+def test_every_microbatch_has_a_key_and_added_rows_are_padding():
+    """By their sums alone, without a model."""
+
+    def differentiate(trained, part, key):
+        return jax.random.uniform(key), {"sum": trained["sum"] + jnp.sum(part.src)}
+
+    example = jax.tree.map(jnp.asarray, batch(rows=3))
+    split = _split_rows(example, 2, pad_id=7)
+    for ids, original in zip(split[:3], example[:3], strict=True):
+        rows = ids.swapaxes(0, 1).reshape(4, -1)
+        assert (rows[:3] == original).all()
+        assert (rows[3] == 7).all()
+    key, trained = jax.random.key(0), {"sum": jnp.zeros((), jnp.int32)}
+    loss, total = _sum_of_parts(differentiate, trained, split, key)
+    assert loss == pytest.approx(sum(map(float, map(jax.random.uniform, jax.random.split(key)))))
+    assert total["sum"] == jnp.sum(split.src)
 
 
 @pytest.mark.exhaustive
