@@ -27,6 +27,10 @@ COMMANDS = {
     "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
+NO_COMMANDS = {  # that people look for
+    "serve": "copy docs/examples/serve.py, or that for Ray, which docs/serving.md shows",
+    "evaluate": "translate the sources and give the result to sacrebleu, as docs/training.md shows",
+}
 LONGEST_ARGUMENT = 1024  # characters
 PARSES_ITSELF = ("train", "prepare")  # which read a --config file first
 
@@ -125,6 +129,8 @@ def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
 
 def run_command(name: str, *arguments: str) -> None:
     """Import the command's module and call its function with the parsed arguments."""
+    if name in NO_COMMANDS:
+        raise InputError(f"{name} is no command: {NO_COMMANDS[name]}")
     if name not in COMMANDS:
         raise InputError(f"command {name!r} is unknown; choose one of {', '.join(COMMANDS)}")
     quiet_libtpu()

@@ -163,6 +163,10 @@ def test_a_fault_of_the_library_is_no_missing_extra(monkeypatch):
 
 def test_an_unknown_command_is_refused():
     assert refusal("trian").startswith("error: command 'trian' is unknown; choose one of train")
+    for name, page in (("serve", "docs/serving.md"), ("evaluate", "docs/training.md")):
+        assert (line := refusal(name, "runs/0")).startswith(f"error: {name} is no command: ")
+        assert all((ROOT / path).exists() for path in re.findall(r"docs/[\w/.]+\w", line))
+        assert page in line
 
 
 INTERRUPTED = """
