@@ -26,10 +26,10 @@ from jax_transformer.translation.translate import translate
 GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
 SAMPLES = 5  # translations that are shown at an evaluation
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
-AXES = {  # of the curves: label of each panel, from the top, and the values that it draws
-    "loss, nats a target token": ("loss", "validation_loss"),
-    "learning rate": ("learning_rate",),
-    "BLEU of the validation text": ("validation_bleu",),
+AXES = {  # of the curves: label of each panel, from the top; the values that it draws, in words
+    "loss, nats a target token": {"loss": "training", "validation_loss": "validation"},
+    "learning rate": {"learning_rate": "learning rate"},
+    "BLEU of the validation text": {"validation_bleu": "BLEU"},
 }
 TRAINING = {"color": "#e69f00", "linewidth": 1}
 VALIDATION = {"color": "#0b3c6f", "linewidth": 1.5, "marker": "o", "markersize": 3}
@@ -105,6 +105,7 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
     """Draw `reports`, as of `read_metrics`, in `path`: .png, .pdf or .svg; it is replaced."""
     # A figure without pyplot needs no window and leaves no global state.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatter
 
     known = set().union(*reports)
     drawn = {label: names for label, names in AXES.items() if known.intersection(names)}
@@ -113,14 +114,18 @@ def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:
     figure = Figure(figsize=(8, 2.5 * len(drawn)), layout="constrained")
     panels = figure.subplots(len(drawn), sharex=True, squeeze=False)[:, 0]
     for panel, (label, names) in zip(panels, drawn.items(), strict=True):
-        for name in names:
+        for name, words in names.items():
             points = [(report["step"], report[name]) for report in reports if name in report]
             if points:
                 # They differ in lightness and in their marks, for readers in grey.
                 style = VALIDATION if name.startswith("validation") else TRAINING
-                panel.plot(*zip(*points, strict=True), label=name, **style)
+                panel.plot(*zip(*points, strict=True), label=words, **style)
         panel.set_ylabel(label)
         panel.spines[["top", "right"]].set_visible(False)
+        if "loss" in names:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         if len(panel.lines) > 1:
             panel.legend(frameon=False)
     panels[-1].set_xlabel("step")

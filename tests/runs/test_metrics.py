@@ -99,6 +99,15 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
         assert one[2] == pytest.approx(other[2], rel=1e-6, abs=1e-38)
 
 
+def test_a_loss_of_any_size_is_read_on_its_axis(tmp_path):
+    for name, losses in {"demo": (4.0, 0.5, 0.002), "text": (8.7, 4.0, 2.7)}.items():
+        reports = [{"step": 10 * n, "loss": loss} for n, loss in enumerate(losses, start=1)]
+        draw_curves(tmp_path / f"{name}.svg", reports)
+    demo, text = ((tmp_path / f"{name}.svg").read_text() for name in ("demo", "text"))
+    assert all(f"<!-- {label} -->" in demo for label in ("1", "0.1", "0.01"))
+    assert all(f"<!-- {label} -->" in text for label in ("3", "4", "6"))
+
+
 def test_the_curves_show_what_there_is(tmp_path):
     reports = [{"step": 10 * n, "loss": 5 / n, "learning_rate": 1e-3 * n} for n in range(1, 5)]
     draw_curves(tmp_path / "plain.svg", reports)
@@ -109,5 +118,6 @@ def test_the_curves_show_what_there_is(tmp_path):
     assert "<!-- learning rate -->" in plain
     assert "BLEU" not in plain
     assert "<!-- BLEU of the validation text -->" in whole
-    assert "<!-- validation_loss -->" in whole
+    assert "<!-- validation -->" in whole  # words, and not the names in the log
+    assert "validation_loss" not in whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.svg", "plain.svg"]

@@ -14,6 +14,7 @@ from jax_transformer.translation.alignment_plot import (
     alignments,
     check_picture,
     draw,
+    figure_of,
 )
 from jax_transformer.translation.translate import Translation, translate
 from tests.models import tiny_model
@@ -117,6 +118,14 @@ def test_every_token_is_labelled_on_its_axis(tmp_path, monkeypatch, drawn):
         assert [label.get_text() for label in panel.get_yticklabels()] == one.target
         assert np.array_equal(panel.images[0].get_array(), one.weights)
     assert "line 3" in (tmp_path / "plot.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize("sizes", [[(4, 4)] * 6, [(20, 30)] * 5, [(60, 60), (3, 3)], [(7, 60)]])
+def test_several_lines_stand_in_a_grid(sizes):
+    figure = figure_of([make_alignment(*size) for size in sizes])
+    assert len(figure.axes) == len(sizes) + 1  # and the bar of colours
+    width, height = figure.get_size_inches()
+    assert len(sizes) == 1 or max(width, height) < 2.5 * min(width, height)
 
 
 def test_of_long_lines_the_first_tokens_are_drawn(tmp_path, monkeypatch):
