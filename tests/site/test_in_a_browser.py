@@ -19,6 +19,17 @@ BEYOND = """width => [...document.querySelectorAll("main *, header *")].filter(e
 }).map(element => element.outerHTML.slice(0, 100))"""
 MISSING = """() => [...document.images].filter(image => !image.complete || !image.naturalWidth)
   .map(image => image.src)"""
+# What lies over a cell of a table, at points 10 pixels apart.
+COVERING = """() => {
+  const found = new Set();
+  for (let x = 5; x < innerWidth; x += 10) for (let y = 5; y < innerHeight; y += 10) {
+    const pile = document.elementsFromPoint(x, y);
+    if (pile.some(element => element.closest("header"))) continue;
+    if (pile.some(element => element.matches("main td")) && !pile[0].closest("table"))
+      found.add(pile[0].className);
+  }
+  return [...found];
+}"""
 # Every text that is shown, against the first ground below it that is opaque.
 FAINT = """() => {
   const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -111,6 +122,18 @@ def test_every_page_is_whole_at_both_widths_and_in_both_colours(browser, site):
     assert {page: found for page, found in faults.items() if found} == {}
     assert messages == []
     assert {address.partition(":")[0] for address in asked} <= {"file", "data", "blob"}
+
+
+def test_nothing_covers_a_table_on_a_telephone_when_a_reader_scrolls_back(browser, site):
+    tab, _, _ = open_site(browser, site)
+    tab.mouse.wheel(0, 3000)
+    tab.wait_for_timeout(300)
+    top = tab.evaluate("document.querySelector('main table').getBoundingClientRect().top + scrollY")
+    tab.evaluate("y => scrollTo(0, y)", top + 200)
+    tab.wait_for_timeout(300)
+    tab.mouse.wheel(0, -250)
+    tab.wait_for_timeout(900)
+    assert tab.evaluate(COVERING) == []
 
 
 def test_the_search_finds_a_function_without_a_network(browser, site):
