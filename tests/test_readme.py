@@ -135,6 +135,15 @@ def test_the_page_about_encoders_runs(tmp_path):
     assert run_python_of([ids, ENCODERS], tmp_path) == 5
 
 
+def test_the_pages_say_one_thing_about_the_demonstration():
+    claim = re.search(r"`taskset -c 0 python train.py` took (\d+) s on one core of .*?[.,]", README)
+    results = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert claim[0][:-1] in results
+    assert f"wall time, compilation included: {claim[1]} s" in results
+    matches = r"exact match on 1,000 held-out numbers: .*%"
+    assert re.findall(matches, README) == re.findall(matches, results)
+
+
 def test_the_start_page_has_the_errors_and_the_commands_of_the_readme():
     seconds = re.search(r"\d+ s on one core", README)[0]
     for claim in ("python train.py", "docs.draw parity", f"in {seconds}"):
