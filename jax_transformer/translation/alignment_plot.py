@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,17 +126,6 @@ def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = F
         figure.savefig(scratch)
 
 
-def _grid(
-    shown: Sequence[Alignment], columns: int
-) -> tuple[tuple[float, float], list[int], list[int]]:
-    """Return the inches of a grid, and the most tokens of each of its columns and rows."""
-    starts = range(0, len(shown), columns)
-    widths = [max(len(cut.source) for cut in shown[column::columns]) for column in range(columns)]
-    heights = [max(len(cut.target) for cut in shown[start : start + columns]) for start in starts]
-    inches = CELL * sum(widths) + 1.5 * columns + 1.5, CELL * sum(heights) + 1.5 * len(heights)
-    return inches, widths, heights
-
-
 def figure_of(alignments: Sequence[Alignment]) -> "Figure":
     """Return a figure with a panel for each alignment, of its first `MAX_TOKENS` tokens."""
     # Not pyplot, which keeps global state and may open a window.
@@ -145,14 +135,16 @@ def figure_of(alignments: Sequence[Alignment]) -> "Figure":
         Alignment(line, source[:MAX_TOKENS], target[:MAX_TOKENS], weights[:MAX_TOKENS, :MAX_TOKENS])
         for line, source, target, weights in alignments
     ]
-    grids = [_grid(shown, columns) for columns in range(1, len(shown) + 1)]
-    figsize, widths, heights = min(grids, key=lambda grid: max(grid[0]))
+    columns = math.isqrt(len(shown))
+    rows = [shown[start : start + columns] for start in range(0, len(shown), columns)]
+    heights = [max(len(cut.target) for cut in row) for row in rows]
+    widths = [max(len(cut.source) for cut in shown[start::columns]) for start in range(columns)]
+    figsize = CELL * sum(widths) + 1.5 * columns + 1.5, CELL * sum(heights) + 1.5 * len(rows)
     figure = Figure(figsize=figsize, layout="constrained")
     ratios = {"width_ratios": widths, "height_ratios": heights}
-    panels = list(figure.subplots(len(heights), len(widths), squeeze=False, **ratios).flat)
-    for panel in panels[len(shown) :]:
-        panel.remove()
-    panels = panels[: len(shown)]
+    panels = list(figure.subplots(len(rows), columns, squeeze=False, **ratios).flat)
+    while len(panels) > len(shown):
+        panels.pop().remove()
     strongest = max(cut.weights.max() for cut in shown)
     for panel, cut, whole in zip(panels, shown, alignments, strict=True):
         image = panel.imshow(cut.weights, cmap="Blues", vmin=0, vmax=strongest)
