@@ -8,11 +8,11 @@ import flax.linen
 import pytest
 
 import jax_transformer
-from jax_transformer import convert, porting
+from jax_transformer import convert, parity, porting
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (jax_transformer, convert, porting)
+    for module in (jax_transformer, convert, parity, porting)
     for name in module.__all__
     if name not in ("weight_files", "TRAINERS", "identity", "transpose")  # no functions
 }

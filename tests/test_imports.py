@@ -25,6 +25,7 @@ ROOMS = (
     ("training",),
     ("translation",),
     ("export", "runs"),
+    ("parity",),
     ("porting",),
     ("commands",),
 )

@@ -1,0 +1,193 @@
+"""A record: what the parts of a model were given, and what they computed, as named arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_transformer.errors import InputError
+from jax_transformer.parity.observe import observed
+from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights.arrays import as_numpy, own_copy
+from jax_transformer.storage.weights.checks import DTYPES
+
+ORDER = "blocks"  # the entry of the metadata with names and kinds, in order
+
+
+class Block(NamedTuple):
+    """One call of a part of a model, or a named value.
+
+    Attributes:
+        kind: The class of the part, for example "LayerNorm"; "" of a named value.
+        outputs: What it returned, of any shapes; the first one is compared.
+        inputs: The arrays that it was given, each once.
+        weights: Its own parameters by name, without those of its parts.
+    """
+
+    kind: str
+    outputs: tuple[np.ndarray, ...]
+    inputs: tuple[np.ndarray, ...] = ()
+    weights: Mapping[str, np.ndarray] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What a model computed.
+
+    Attributes:
+        blocks: By name, in the order in which they ended: parts come before the block that they
+            are in. The second call of a part has the name "NAME#2". The model itself is "".
+    """
+
+    blocks: Mapping[str, Block]
+
+    def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
+        """Write one .safetensors file: arrays "NAME:output.0", "NAME:input.0", "NAME:weight.KEY".
+
+        Raises:
+            InputError: The file exists, or its folder does not.
+        """
+        arrays: dict[str, np.ndarray] = {}
+        for name, block in self.blocks.items():
+            arrays |= {f"{name}:output.{i}": array for i, array in enumerate(block.outputs)}
+            arrays |= {f"{name}:input.{i}": array for i, array in enumerate(block.inputs)}
+            arrays |= {f"{name}:weight.{key}": array for key, array in block.weights.items()}
+        order = json.dumps(
+            [
+                (name, block.kind, len(block.outputs), len(block.inputs), list(block.weights))
+                for name, block in self.blocks.items()
+            ]
+        )
+        files.write(path, arrays, overwrite=overwrite, metadata={ORDER: order})
+
+
+def record(model: Any, call: Callable[[Any], Any]) -> Record:
+    """Run a model and keep what each of its parts was given and computed, with its dtype.
+
+    A torch module runs in evaluation mode and without gradients. Arrays inside `jax.vmap` have the
+    axes of all rows. Inside `jax.jit`, parts of NNX and Equinox have the names of their classes.
+
+    Args:
+        model: A torch, Linen, NNX or Equinox module. Nothing inside anything else is observed.
+        call: Returns of `model` what is compared in the end: an array, or several by their names.
+            A plain function names there the values inside it.
+
+    Returns:
+        The record; what `call` returned is in it as "output", or by its names.
+
+    Raises:
+        InputError: Nothing that `call` returned is an array.
+    """
+    blocks: dict[str, Block] = {}
+
+    def keep(name: str, part: Any, own: Mapping[str, Any], inputs: Any, output: Any) -> Any:
+        given = list({id(array): array for array in _arrays(inputs)}.values())
+        weights = {key: array for key, array in own.items() if _arrays(array)}
+        leaves, structure = jax.tree.flatten((_arrays(output), given, weights))
+        traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)}
+
+        def store(values: dict[int, Any]) -> dict[int, Any]:
+            arrays = [as_numpy(values.get(i, leaf)) for i, leaf in enumerate(leaves)]
+            found, given, own = jax.tree.unflatten(structure, map(own_copy, arrays))
+            outputs, inputs = (tuple(filter(_is_kept, group)) for group in (found, given))
+            if outputs:
+                kept = {key: array for key, array in own.items() if _is_kept(array)}
+                blocks[_unused(name, blocks)] = Block(type(part).__name__, outputs, inputs, kept)
+            return values
+
+        if not traced:
+            store({})
+            return output
+        shapes = {i: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for i, leaf in traced.items()}
+        same = jax.pure_callback(store, shapes, traced, vmap_method="expand_dims")
+        replaced = {id(traced[i]): same[i] for i in traced}
+        return jax.tree.map(lambda leaf: replaced.get(id(leaf), leaf), output)
+
+    with observed(model, keep):
+        output = call(model)
+    return Record(blocks | _named(output, blocks))
+
+
+def record_arrays(tree: Any) -> Record:
+    """Return a record of named values: gradients, parameters after steps, losses.
+
+    Args:
+        tree: Arrays or numbers of any framework in nested mappings and sequences. The names of
+            the record are the paths with dots: {"step 1": {"loss": x}} is "step 1.loss".
+
+    Raises:
+        InputError: There is no array in it.
+    """
+    return Record(_named(tree, {}))
+
+
+def read_record(path: str | os.PathLike) -> Record:
+    """Read a record, or any file of weights as named values, in the order of their names.
+
+    Raises:
+        InputError: The file is missing or damaged, or no record.
+    """
+    arrays, blocks = files.read(path), dict[str, Block]()
+    order = files.read_metadata(path).get(ORDER)
+    if order is None:
+        blocks = {name: Block("", (arrays[name],)) for name in sorted(arrays, key=_natural)}
+    try:
+        for name, kind, outputs, inputs, keys in json.loads(order or "[]"):
+            first = arrays[f"{name}:output.0"]
+            others = (arrays[f"{name}:output.{i}"] for i in range(1, outputs))
+            given = tuple(arrays[f"{name}:input.{i}"] for i in range(inputs))
+            weights = {key: arrays[f"{name}:weight.{key}"] for key in keys}
+            blocks[name] = Block(kind, (first, *others), given, weights)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: its list of blocks does not fit its arrays") from error
+    if not blocks:
+        raise InputError(f"{path}: holds no arrays to compare")
+    return Record(blocks)
+
+
+def _named(tree: Any, others: Mapping[str, Block]) -> dict[str, Block]:
+    """Return the arrays of a tree by their paths, with names that no other block has."""
+    arrays = {name or "output": own_copy(as_numpy(leaf)) for name, leaf in _leaves("", tree)}
+    blocks = {
+        _unused(k, others): Block("", (array,)) for k, array in arrays.items() if _is_kept(array)
+    }
+    if not blocks:
+        raise InputError(f"a {type(tree).__name__} without arrays: return an array, or name some")
+    return blocks
+
+
+def _arrays(value: Any) -> list[Any]:
+    return [leaf for _, leaf in _leaves("", value) if hasattr(leaf, "dtype")]
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield arrays and numbers in nested mappings and sequences with their paths; no random key."""
+    if isinstance(value, Mapping | tuple | list):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(f"{name}.{key}".lstrip("."), inner)
+    is_array = hasattr(value, "detach") or isinstance(getattr(value, "dtype", None), np.dtype)
+    if is_array or isinstance(value, float | int):
+        yield name, value
+
+
+def _is_kept(array: np.ndarray) -> bool:
+    return array.size > 0 and array.dtype in DTYPES.values()
+
+
+def _unused(name: str, blocks: Mapping[str, Block]) -> str:
+    name = name.replace("/", ".")  # as files of weights have them
+    count = 1 + sum(other.partition("#")[0] == name for other in blocks)
+    return name if count == 1 else f"{name}#{count}"
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "step 9" before "step 10"."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,0 +1,1 @@
+"""Parity of models that are not of this library."""

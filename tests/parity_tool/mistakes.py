@@ -1,0 +1,132 @@
+"""What ports get wrong, by the name of a mistake, and where it must be found.
+
+A mistake is "KIND at PLACE". The copies ask `Mistake.has(KIND, PLACE)` where they compute; mistakes
+of weights change the torch program's weights before a copy reads them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.parity_tool.torch_program import HEADS, WIDTH
+
+# The mistake, its place, and the innermost block of the torch program that holds it.
+IN_A_BLOCK = (
+    "epsilon at encoder.1.norms.0",
+    "epsilon at decoder_norm",
+    "root mean square at decoder.0.norms.1",
+    "gelu by tanh at decoder.0.feed",
+    "relu at encoder.0.feed",
+    "no scale at encoder.1.attentions.0",
+    "scale by width at decoder.1.attentions.1",
+    "no mask at decoder.0.attentions.1",
+    "no mask at decoder.0.attentions.0",
+    "no mask at encoder.0.attentions.0",
+    "interleaved heads at encoder.0.attentions.0",
+    "interleaved heads at decoder.1.attentions.0",
+    "not transposed back at decoder.0.attentions.0",
+    "transposed at encoder.0.attentions.0.query",
+    "transposed at decoder.1.attentions.1.out",
+    "transposed at decoder.0.attentions.0.value",
+    "no bias at decoder.1.attentions.0.value",
+    "no bias at encoder.1.feed.inner",
+    "no bias at head",
+    "bfloat16 at decoder.1.feed.inner",
+    "bfloat16 at encoder.0.attentions.0.key",
+    "no residual at decoder.1",
+    "no embedding scale at ",
+    "halves of sinusoids at ",
+    "positions from 1 at ",
+)
+WORDS = {  # what the explanation must say
+    "epsilon": "norm of epsilon 1e-06",
+    "root mean square": "root mean square norm",
+    "gelu by tanh": "gelu by tanh",
+    "relu": "a has relu",
+    "no scale": "scale 1, ",
+    "scale by width": "scale 1/sqrt(width)",
+    "no mask": "no mask",
+    "interleaved heads": "interleaved",
+    "not transposed back": "joined without a transpose",
+    "transposed": "transposed kernel",
+    "no bias": "the same vector more in every row: a bias",
+    "bfloat16": "cast to bfloat16",
+    "no residual": "1 times an input more",
+    "no embedding scale": "times an input more",
+}
+
+
+class Mistake:
+    def __init__(self, text=""):
+        self.kind, _, self.place = text.partition(" at ")
+
+    def has(self, kind, place):
+        return (kind, place) == (self.kind, self.place)
+
+    def weights(self, state):
+        """Return a state_dict as arrays of numpy, with the mistakes that are of weights."""
+        state = {name: tensor.numpy() for name, tensor in state.items()}
+        weight, bias = f"{self.place}.weight", f"{self.place}.bias"
+        if self.kind == "transposed":
+            state[weight] = state[weight].T
+        if self.kind == "no bias":
+            state[bias] = np.zeros_like(state[bias])
+        if self.kind == "layers swapped":
+            one, other = (f"{self.place}.{i}." for i in (0, 1))
+            state |= {
+                name.replace(a, b): state[name]
+                for a, b in ((one, other), (other, one))
+                for name in list(state)
+                if name.startswith(a)
+            }
+        return state
+
+
+def attend(mistake, place, q, k, v, mask):
+    """Return softmax(q k^T / sqrt(d)) v of one row's heads [L, D], or of rows [B, L, D]."""
+    interleaved = mistake.has("interleaved heads", place)
+    size = WIDTH // HEADS
+
+    def split(z):
+        if interleaved:
+            return jnp.moveaxis(z.reshape(*z.shape[:-1], size, HEADS), -1, -3)
+        return jnp.moveaxis(z.reshape(*z.shape[:-1], HEADS, size), -2, -3)
+
+    q, k, v = map(split, (q, k, v))
+    scale = {"no scale": 1, "scale by width": WIDTH**-0.5}
+    factor = scale.get(mistake.kind, size**-0.5) if mistake.place == place else size**-0.5
+    scores = q @ k.mT * factor
+    if not mistake.has("no mask", place):
+        scores = jnp.where(mask, scores, -1e30)
+    heads = jax.nn.softmax(scores) @ v  # [..., H, L, D / H]
+    if mistake.has("not transposed back", place):
+        return heads.reshape(*heads.shape[:-3], -1, WIDTH)
+    heads = jnp.moveaxis(heads, -3, -1 if interleaved else -2)
+    return heads.reshape(*heads.shape[:-2], WIDTH)
+
+
+def activate(mistake, place, x):
+    if mistake.has("relu", place):
+        return jax.nn.relu(x)
+    return jax.nn.gelu(x, approximate=mistake.has("gelu by tanh", place))
+
+
+def positions(mistake, length):
+    first = int(mistake.kind == "positions from 1")
+    angle = np.arange(first, first + length)[:, None] / 10000 ** (np.arange(0, WIDTH, 2) / WIDTH)
+    parts = np.sin(angle), np.cos(angle)
+    halves = mistake.kind == "halves of sinusoids"
+    return np.concatenate(parts, -1) if halves else np.stack(parts, -1).reshape(length, WIDTH)
+
+
+def embedding_scale(mistake):
+    return 1 if mistake.kind == "no embedding scale" else WIDTH**0.5
+
+
+def epsilon(mistake, place):
+    return 1e-6 if mistake.has("epsilon", place) else 1e-5
+
+
+def rounded(mistake, place, x):
+    """Return what a product reads: in half precision by mistake."""
+    return x.astype(jnp.bfloat16).astype(x.dtype) if mistake.has("bfloat16", place) else x

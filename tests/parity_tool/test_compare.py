@@ -1,0 +1,142 @@
+"""Which values belong together, what differs first, and what would explain it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jax_transformer import InputError, parity
+
+RANDOM = np.random.default_rng(0)
+
+
+class Torch(nn.Module):
+    """A network of D = 6; `epsilon` and `activation` are what a port may get wrong."""
+
+    def __init__(self, epsilon=1e-5, approximate="none"):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(6, eps=epsilon), nn.Linear(6, 6)
+        self.act, self.outer = nn.GELU(approximate), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.outer(self.act(self.inner(self.norm(x))))
+
+
+def recorded(module, change=lambda state: state, dtype=torch.float64):
+    torch.manual_seed(0)
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    state = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    module.load_state_dict(change(state))
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(3, 5, 6))).to(dtype)
+    return parity.record(module.to(dtype), lambda module: module(x))
+
+
+def transposed(name):
+    return lambda state: state | {name: state[name].T}
+
+
+def first(a, b, **options):
+    comparison = parity.compare(a, b, **options)
+    pair = comparison.first_differing
+    return pair and (pair.a, pair.b), comparison
+
+
+def test_equal_programs_agree():
+    agreed, comparison = first(recorded(Torch()), recorded(Torch()))
+    assert agreed is None
+    assert {pair.paired for pair in comparison.pairs} == {"value", "name"}
+    assert str(comparison).splitlines()[-1] == "a agrees with b"
+
+
+@pytest.mark.parametrize(
+    ("module", "change", "block", "words"),
+    [
+        (Torch(epsilon=1e-6), dict, "norm", "a has a layer norm of epsilon 1e-06"),
+        (Torch(approximate="tanh"), dict, "act", "a has gelu by tanh"),
+        (Torch(), transposed("outer.weight"), "outer", "a has a product with the transposed"),
+        (Torch(), lambda s: s | {"inner.bias": 0 * s["inner.bias"]}, "inner", "a bias"),
+    ],
+)
+def test_a_planted_difference_is_found_and_explained(module, change, block, words):
+    found, comparison = first(recorded(module, change), recorded(Torch()))
+    assert found == (block, block)
+    assert "<-- first to differ" in str(comparison)
+    assert any(words in text for text in comparison.explanations), comparison.explanations
+
+
+def test_values_are_found_under_other_names_and_in_other_arrangements():
+    x = RANDOM.normal(size=(3, 5, 8))
+    heads = x.reshape(3, 5, 2, 4)
+    ways = {"transposed": x.swapaxes(1, 2), "sequence": x.swapaxes(0, 1)}
+    ways |= {"heads": heads.swapaxes(1, 2), "split": heads, "rows": x.reshape(15, 8)}
+    for way in ways.values():
+        for a, b in ((x, way), (way, x)):
+            found, comparison = first(
+                parity.record_arrays({"a": a}), parity.record_arrays({"b": b})
+            )
+            assert found is None
+            assert comparison.pairs[0].paired == "value"
+    shuffled = RANDOM.permutation(x.ravel()).reshape(x.shape)
+    assert first(parity.record_arrays({"a": shuffled}), parity.record_arrays({"b": x}))[0]
+
+
+def test_the_first_step_at_which_two_loss_curves_part():
+    losses = np.exp(-np.arange(12.0))
+    a, b = (
+        {f"step {i}": loss for i, loss in enumerate(curve)} for curve in (losses, losses.copy())
+    )
+    a["step 7"] *= 1 + 1e-9
+    assert first(parity.record_arrays(a), parity.record_arrays(b))[0] == ("step 7", "step 7")
+
+
+def test_gradients_are_paired_by_value_though_their_names_and_axes_differ():
+    kernels = {name: RANDOM.normal(size=(4, 6)) for name in ("query", "value", "output")}
+    noise = {"key_bias": 1e-17 * RANDOM.normal(size=6)}  # 0 in theory
+    a = {f"layers_0/{name}/kernel": kernel for name, kernel in kernels.items()} | noise
+    b = {f"0.{name}.weight": kernel.T for name, kernel in kernels.items()} | {
+        "key_bias": np.zeros(6)
+    }
+    records = [parity.record_arrays(tree) for tree in (a, b)]
+    assert first(*records)[0] is None
+    b["0.value.weight"] = 2 * b["0.value.weight"]
+    found = first(records[0], parity.record_arrays(b))[0]
+    assert found == ("layers_0.value.kernel", "0.value.weight")
+
+
+def test_dtypes_side_by_side_and_the_bound_of_the_coarser_one():
+    exact, rounded = recorded(Torch()), recorded(Torch(), dtype=torch.float32)
+    agreed, comparison = first(rounded, exact)
+    assert agreed is None  # within some roundings to float32
+    assert "other dtypes, first norm: float32 in a and float64 in b" in comparison.notes[0]
+    assert first(rounded, exact, bound=1e-3)[0] is not None
+    half = recorded(Torch(), dtype=torch.bfloat16)
+    assert max(p.error for p in first(half, exact)[1].pairs) > 1e-3
+
+
+def test_a_block_that_only_one_program_has():
+    class Longer(Torch):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.LayerNorm(6)
+
+        def forward(self, x):
+            return self.last(super().forward(x))
+
+    shorter, longer = recorded(Torch()), recorded(Longer())
+    assert first(longer, shorter)[0] == ("last", None)
+    found, comparison = first(shorter, longer)
+    assert found == (None, "last")
+    assert comparison.explanations[0] == "only b has this block"
+
+
+def test_records_of_other_sizes_are_refused():
+    a, b = (parity.record_arrays({"logits": np.ones(size)}) for size in (3, 4))
+    with pytest.raises(InputError, match=r"what a returned has other sizes than b's: \[3\] and"):
+        parity.compare(a, b)
+
+
+def test_what_is_not_finite_must_be_so_in_both():
+    x = np.array([1.0, np.inf, -np.inf, np.nan])
+    record = parity.record_arrays({"x": x})
+    assert first(record, record)[0] is None
+    assert first(parity.record_arrays({"x": np.nan_to_num(x)}), record)[0] == ("x", "x")
