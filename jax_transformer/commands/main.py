@@ -24,6 +24,7 @@ COMMANDS = {
     "convert": "read weights in one layout and write them in another",
     "export": "write a model for programs that know nothing of this library",
     "verify": "run JAX and PyTorch on the same weights and compare every block",
+    "compare": "compare what two programs computed, block by block",
     "suggest": "find the config and the layout of weights that nobody described",
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
