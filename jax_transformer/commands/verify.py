@@ -13,10 +13,11 @@ from jax_transformer.commands.convert import (
 from jax_transformer.convert import to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import InputError, check_installed
+from jax_transformer.parity.report import check_report
 from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.record import Record, read_record
-from jax_transformer.porting.report import check_report, write_report
+from jax_transformer.porting.report import write_report
 from jax_transformer.porting.verify import verify as verify_tensors
 from jax_transformer.storage import weights as files
 
