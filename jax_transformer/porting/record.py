@@ -8,8 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -17,6 +16,7 @@ import numpy as np
 
 from jax_transformer.convert.table import Masks
 from jax_transformer.errors import InputError, one_line, shorten
+from jax_transformer.parity.observe import observe_torch
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch, own_copy
 from jax_transformer.storage.weights.trained import plain_names
@@ -221,7 +221,12 @@ def record_module(
         for array in inputs.values()
     ]
     kept: dict[str, np.ndarray] = {}
-    with _observed(module, kept), torch.no_grad():
+
+    def keep(name: str, _part: Any, _weights: Any, _inputs: Any, output: Any) -> None:
+        if name:
+            _keep(kept, f"block.{name}", output)
+
+    with observe_torch(module, keep):
         output = module(*on_device) if call is None else call(module, *on_device)
     _keep(kept, "logits", output)
     where = type(module).__name__
@@ -241,31 +246,6 @@ def _check_call(module: nn.Module) -> None:
             f"{type(module).__name__}.forward{one_line(str(signature))} is not called as "
             f"module(src, tgt): give call=lambda module, src, tgt: module({arguments})"
         ) from error
-
-
-@contextmanager
-def _observed(module: nn.Module, kept: dict[str, np.ndarray]) -> Iterator[None]:
-    """Keep the outputs of every part of a module in evaluation mode; leave it as it was."""
-    import torch
-
-    def hook(name: str) -> Callable:
-        return lambda _, __, output: _keep(kept, f"block.{name}", output)
-
-    modes = {part: part.training for part in module.modules()}
-    handles = [
-        part.register_forward_hook(hook(name)) for name, part in module.named_modules() if name
-    ]
-    fast_path = torch.backends.mha.get_fastpath_enabled()  # it takes no part's own forward
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        module.eval()
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for handle in handles:
-            handle.remove()
-        for part, training in modes.items():
-            part.training = training
 
 
 def _keep(kept: dict[str, np.ndarray], name: str, output: Any) -> None:
