@@ -10,11 +10,11 @@ from jax_transformer import TransformerConfig
 from tests.models import OTHERS
 
 # These presets hold every value of every field that changes a result, but for the positions of
-# tensor2tensor, the output scale of T5 and rounded sinusoids, which have cases of their own.
+# tensor2tensor, the output scale of T5, rounded sinusoids and what `OTHERS` holds, which have cases
+# of their own.
 QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "bart", "umt5")
 # These hold the rest of them. The remaining presets differ from one of these by single fields.
 DISTINCT_PRESETS = (*QUICK_PRESETS, "vaswani2017", "pre_norm", "t5", "m2m100")
-# Models that every value has a case in.
 MODELS = (*TransformerConfig.presets(), *OTHERS)
 QUICK_MODELS = (*QUICK_PRESETS, "pre_norm_decoder")
 QUICK_FAMILIES = ("marian", "bart", "m2m_100", "t5", "umt5")

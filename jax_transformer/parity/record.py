@@ -129,7 +129,7 @@ def record_arrays(tree: Any) -> Record:
 
 
 def read_record(path: str | os.PathLike) -> Record:
-    """Read a record, or any file of weights as named values, in the order of their names.
+    """Read the record at `path`, or any file of weights as named values in the order of names.
 
     Raises:
         InputError: The file is missing or damaged, or no record.

@@ -253,7 +253,7 @@ def _outside_rows(structure: Structure, answers: Answers, fields: dict[str, Any]
             _agree(fields, "max_length", length, name)
             inner = tuple(-1 if length > 1 else 1 for length in shape[:-1])
             operation = Operation(shape=(*inner, "d_model")) if len(shape) > 2 else identity
-            yield Row(name, paths, operation, stack="copies" if len(paths) > 1 else "rows")
+            yield Row(name, tuple(paths), operation, stack="copies" if len(paths) > 1 else "rows")
     elif structure.sinusoids:
         fields["max_length"] = math.prod(structure.sinusoids[0].shape[:-1])
 

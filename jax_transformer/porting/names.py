@@ -30,6 +30,7 @@ PLACE = re.compile(r"\{([23]?)i(?:\+([012]))?\}")  # of a layer's number in a na
 RAW = re.compile(r"^(.*?)(?:^|(?<=\.))([wWbB])_?([A-Za-z0-9_]+)$")
 MOST_TENSORS = 5000  # more than the largest known encoder-decoders have
 MOST_NUMBERS = 8  # in a name: those of lists in lists
+MOST_PARTS = 500  # of layers that are no modules
 LAYER_MATRICES = 4  # a layer has a fused projection, an output and two of the feed-forward network
 
 
@@ -169,20 +170,20 @@ def _stacks_of_parts(groups: Mapping[str, Mapping[int, dict[str, Shape]]]) -> li
     The parts of a stack begin with the same words; how many words it takes is tried.
     """
     parts = [part for before, numbered in groups.items() for part in _parts(before, numbered)]
-    for count in range(max((len(words(part.before)) for part in parts), default=0) + 1):
+    for count in range(MOST_NUMBERS if len(parts) <= MOST_PARTS else 0):
         together: dict[object, list[Part]] = {}
         for part in parts:
             alone = part.place if _is_layer(part.shapes) else ""  # two stacks in one list
             key = (words(part.before)[:count], part.numbers, alone)
             together.setdefault(key, []).append(part)
-        stacks = [stack for members in together.values() if (stack := _joined(members))]
+        stacks = [stack for members in together.values() if (stack := _stack_of(members))]
         if len(stacks) == 2:
             return stacks
     return []
 
 
 def _parts(before: str, numbered: Mapping[int, dict[str, Shape]]) -> Iterable[Part]:
-    """Return what repeats in a list: all that it holds, or its parts that take turns."""
+    """Yield what repeats in a list: all that it holds, or its parts that take turns."""
     numbers = sorted(numbered)
     first, count = numbers[0], len(numbers)
     if first > 1 or numbers != [*range(first, first + count)]:
@@ -197,7 +198,7 @@ def _parts(before: str, numbered: Mapping[int, dict[str, Shape]]) -> Iterable[Pa
             return
 
 
-def _joined(parts: Sequence[Part]) -> Stack | None:
+def _stack_of(parts: Sequence[Part]) -> Stack | None:
     """Return the stack of some parts, without those inside others; None where it is no stack."""
     befores = {part.before for part in parts}
     outer = [

@@ -349,7 +349,7 @@ def layer_modules(structure: Structure) -> dict[str, str]:
 
 
 def _layer_outputs(structure: Structure, record: Record) -> dict[str, str]:
-    """Return the names of modules by layers, without networks to which no residual was added."""
+    """Return the modules by layers, without networks whose output lacks the residual addition."""
     taps = layer_modules(structure)
     for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
         network, blocks = layer.feed_forward, record.batches[-1].blocks
