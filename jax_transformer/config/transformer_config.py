@@ -43,11 +43,8 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("head_projection", "shared", {"d_kv": None}),
     ("norm", "rms_norm", {"norm_bias": False}),
     ("norm_placement", "pre", {"dropout_placement": "sublayer"}),
-    (
-        "decoder_norm_placement",
-        "pre",
-        {"dropout_placement": "sublayer", "decoder_attention": "self_then_cross"},
-    ),
+    ("decoder_norm_placement", "pre", {"dropout_placement": "sublayer"}),
+    ("decoder_norm_placement", "pre", {"decoder_attention": "self_then_cross"}),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("num_decoder_layers", 0, ENCODER_ALONE),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),

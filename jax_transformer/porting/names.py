@@ -201,14 +201,10 @@ def _parts(before: str, numbered: Mapping[int, dict[str, Shape]]) -> Iterable[Pa
 def _stack_of(parts: Sequence[Part]) -> Stack | None:
     """Return the stack of some parts, without those inside others; None where it is no stack."""
     befores = {part.before for part in parts}
-    outer = [
-        part
-        for part in parts
-        if not any(part.before.startswith(before) for before in befores - {part.before})
-    ]
     names = {
         f"{part.before}{part.place}{suffix}": shape
-        for part in outer
+        for part in parts
+        if not any(part.before.startswith(before) for before in befores - {part.before})
         for suffix, shape in part.shapes.items()
     }
     repeats = len({re.sub(r"\b[0-9]+\.", "", before) for before in befores}) < len(befores)
