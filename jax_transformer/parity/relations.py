@@ -52,6 +52,7 @@ def relations(
     """Return how two programs keep the three relations.
 
     Args:
+        programs: The two programs by their names; the second is the one to follow.
         rows: Inputs [N, ...] with N at least the largest of `sizes`.
         sizes: Of batches. In each, others stand beside the first row, drawn by `seed`.
 
