@@ -65,8 +65,8 @@ class Comparison:
     Attributes:
         pairs: Of blocks; those that only a has are at the end.
         first_differing: The innermost block that had the same inputs in both and gives another
-            output; or the first value that differs, where no block was recorded. None if all
-            values that the programs returned agree.
+            output; or the first value that differs or that only one program has, where no block
+            was recorded. None if all values that the programs returned agree.
         explanations: Between which parts of the block it lies, and what would explain it.
         notes: Where the dtypes of both differ.
     """
@@ -133,11 +133,10 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
     rule = Rule(usual_size(block.outputs[0] for block in b.blocks.values()), bound)
     sides = _Side(a, rule), _Side(b, rule)
     pairs = _paired(*sides, rule)
-    results = [pair for pair in pairs if pair.error is not None and not b.blocks[pair.b].kind]
-    if not results:
+    if not any(pair.error is not None and not b.blocks[pair.b].kind for pair in pairs):
         shapes = (list(side.output(side.names[-1]).shape) for side in sides)
         raise InputError("what a returned has other sizes than b's: {} and {}".format(*shapes))
-    wrong = [pair for pair in results if not pair.error <= rule.limit(pair.epsilon)]
+    wrong = [pair for pair in pairs if _differs(*sides, pair)]
     first = (_first_suspect(sides, pairs) or wrong[0]) if wrong else None
     explanations = tuple(_explanations(*sides, first, pairs)) if first else ()
     other = [pair for pair in pairs if len({*pair.dtypes}) == 2]
@@ -173,7 +172,7 @@ class _Side:
 
     def knows(self, array: np.ndarray) -> bool:
         """Return whether the record has these values; whole numbers are what both were given."""
-        return array.dtype.kind in "iub" or next(self.values.find(array), None) is not None
+        return array.dtype.kind in "iub" or any(True for _ in self.values.find(array))
 
     def around(self, name: str) -> Iterator[str]:
         """Yield the blocks that a block was called in, the innermost first."""
@@ -242,6 +241,16 @@ def _paired(a: _Side, b: _Side, rule: Rule) -> list[Pair]:
         add([a.names[index] for index in a.outputs.find(b.output(name))], name, "value")
     alone = [pair(name, None, "nothing") for name in free]
     return [found.get(name) or pair(None, name, "nothing") for name in b.names] + alone
+
+
+def _differs(a: _Side, b: _Side, pair: Pair) -> bool:
+    """Return whether a value that a caller named differs, or only one program has it."""
+    (side, other), name = ((a, b), pair.a) if pair.b is None else ((b, a), pair.b)
+    if side.blocks[name].kind:
+        return False
+    if pair.error is None:
+        return not any(True for _ in other.values.find(side.output(name)))
+    return not pair.error <= b.outputs.rule.limit(pair.epsilon)
 
 
 def _first_suspect(sides: tuple[_Side, _Side], pairs: list[Pair]) -> Pair | None:

@@ -64,6 +64,20 @@ def test_a_planted_difference_is_found_and_explained(module, change, block, word
     assert any(words in text for text in comparison.explanations), comparison.explanations
 
 
+def test_a_difference_between_two_parts_is_of_the_block_around_them():
+    class Inline(Torch):
+        def forward(self, x):
+            y = nn.functional.gelu(self.inner(self.norm(x)), approximate=self.act.approximate)
+            return x + self.outer(y)
+
+    found, comparison = first(recorded(Inline(approximate="tanh")), recorded(Inline()))
+    assert found == ("", "")
+    assert comparison.explanations == (
+        "in b, after inner and before outer",
+        "b has gelu by erf, and a has gelu by tanh",
+    )
+
+
 def test_values_are_found_under_other_names_and_in_other_arrangements():
     x = RANDOM.normal(size=(3, 5, 8))
     heads = x.reshape(3, 5, 2, 4)
@@ -127,6 +141,15 @@ def test_a_block_that_only_one_program_has():
     found, comparison = first(shorter, longer)
     assert found == (None, "last")
     assert comparison.explanations[0] == "only b has this block"
+
+
+def test_a_value_that_only_one_program_returns_is_a_difference():
+    x, y = RANDOM.normal(size=(2, 4, 6))
+    short, long = (parity.record_arrays(tree) for tree in ({"x": x}, {"x": x, "bias": y}))
+    assert first(short, long)[0] == (None, "bias")
+    assert first(long, short)[0] == ("bias", None)
+    twice = parity.record_arrays({"x": x, "again": x.T})  # nothing new
+    assert first(short, twice)[0] is None
 
 
 def test_records_of_other_sizes_are_refused():
