@@ -173,7 +173,7 @@ class DecoderStep(nn.Module):
         model, length = self.model, cache[0].shape[2] + 1
         x = model.embed(tokens[:, None], "target")
         if model.config.has_position_table:
-            # Past the table there is no row, and the addition is an error.
+            # Past the table there is no row, which is an error; `[-1:]` would be the last one.
             x = x + model.target_positions(length)[length - 1 :]
         if model.config.embedding_norm:
             x = model.target_embedding_norm(x)

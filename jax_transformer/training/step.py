@@ -110,7 +110,8 @@ def make_train_step(
         else:
             split = _split_rows(batch, parts, config.pad_id)
             loss, gradients = _sum_of_parts(differentiate, trained, split, dropout_key)
-        if not isinstance(optimizer_state, GuardState):  # tables have rows that no loss reaches
+        if not isinstance(optimizer_state, GuardState):  # which refuses the step
+            # Else the rows of tables that no id names would look right.
             finite = jnp.isfinite(loss)
             gradients = jax.tree.map(lambda leaf: jnp.where(finite, leaf, jnp.nan), gradients)
         updates, optimizer_state = optimizer.update(gradients, optimizer_state, trained, value=loss)
