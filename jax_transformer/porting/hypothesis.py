@@ -57,8 +57,6 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         fields["decoder_norm_placement"] = None
     if fields["positions"] not in ("learned", "sinusoidal_tensor2tensor"):
         fields["position_offset"] = 0
-    if structure.sinusoids and fields["positions"].startswith("sinusoidal"):
-        fields["position_rounding"] = structure.sinusoids[0].rounding
     for side in ("encoder", "decoder"):
         fields[f"num_{side}_layers"] = len(getattr(structure, side).stack.indices)
     inner, heads = fields.pop("inner"), fields["num_heads"]

@@ -85,13 +85,12 @@ class Layer:
 
 
 class Positions(NamedTuple):
-    """A sinusoidal table among the tensors: its name, kind, first position, shape and rounding."""
+    """A sinusoidal table among the tensors: its name, kind, first position and shape."""
 
     name: str
     kind: str
     offset: int
     shape: Shape
-    rounding: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,8 +337,7 @@ def _sinusoids(
     for name, shape in sorted(shapes.items(), key=lambda item: natural_key(item[0])):
         table = len(shape) > 1 and shape[-1] == width and sum(n > 1 for n in shape) <= 2
         if table and (kind := position_kind(tensors[name], width)):
-            stored = tensors[name].dtype.name
-            yield Positions(name, *kind, shape, stored if stored in HALF_ROUNDING else "none")
+            yield Positions(name, *kind, shape)
 
 
 def _by_value(norm: Unit, tensors: Mapping[str, np.ndarray]) -> Unit:
