@@ -395,14 +395,10 @@ class Writer(Translator):
 
 
 class Shape(NamedTuple):
-    """A program, and what the sentence that refuses it says; "" for one that is found.
-
-    `drop` are tensors that a user leaves out.
-    """
+    """A program, and what the sentence that refuses it says; "" for one that is found."""
 
     build: type[nn.Module]
     refused: str = ""
-    drop: tuple[str, ...] = ()
 
 
 def root(self, x):
@@ -458,7 +454,7 @@ SHAPES = {
     "interleaved": Shape(Interleaved),
     "one_place_table": Shape(LearnedPlaces),
     "buffers": Shape(Buffers),
-    "wrapped_checkpoint": Shape(Wrapped, drop=("criterion.*",)),
+    "wrapped_checkpoint": Shape(Wrapped),
     # No config has these.
     "scaled_sum": Shape(placed(root), "the sum of embedding and positions"),
     "from_one": Shape(placed(first=1), "counts positions from 1"),
@@ -493,6 +489,6 @@ SHAPES = {
     ),
     "rotary_halves": Shape(other(mixed(RotaryMixer), **UNPLACED), "rotary positions"),
     "rotary_pairs": Shape(other(mixed(RotaryMixer, halves=False), **UNPLACED), "rotary positions"),
-    "encoder_alone": Shape(Reader, "alone: one stack of layers"),
-    "decoder_alone": Shape(Writer, "alone: one stack of layers"),
+    "encoder_alone": Shape(Reader, "encoder alone"),
+    "decoder_alone": Shape(Writer, "decoder alone"),
 }
