@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from jax_transformer.porting.simulate import Point
 
 STAGES = ("encoder", "decoder", "logits")  # in the order in which they run
-FACTORS = tuple(2.0**power for power in (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, 6, 7))
+FACTORS = tuple(2.0**power for power in (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6, -7, 7))
 BASES = tuple(10_000 * factor for factor in FACTORS[1:])
 FIRST_IDS = (1.0, 2.0, 0.0, 3.0)
 STEPS = 12  # of the search for a number
 NONE = "no weights can stand for it"
-TABLES = "a learned table for each side can hold what it adds for positions"
+TABLES = "with positions='learned', tables can hold what it adds to the embeddings"
 PRODUCTS = "multiply the weight and the bias of each sublayer's last product by it"
 HEAD = "multiply the weight and the bias of the output projection by it"
 SHIFTED = "record the program without the shift, with targets that begin with BOS"
@@ -107,18 +107,12 @@ class Outside(NamedTuple):
 def words_at(points: Sequence[Point], record: Record) -> list[str]:
     """Return the words that may explain a difference at the last of the places compared."""
     names = [point.name.partition(" of batch ") for point in points]
-    lengths = [max(batch.src.shape[1], batch.tgt.shape[1]) for batch in record.batches]
-    (*_, number), stages = names[-1], [place.partition(".")[0] for place, *_ in names]
-    agree = [stage for stage, name in zip(stages[:-1], names, strict=False) if name[2] == number]
-    past = STAGES.index(agree[-1]) + 1 if agree else 0
-    possible = STAGES[past : STAGES.index(stages[-1]) + 1]
-    single = int(number) == 0
-    several = max(lengths[: int(number) + 1]) > 1 >= max(lengths[: int(number)], default=1)
-    return [
-        name
-        for name, word in WORDS.items()
-        if word.stage in possible and (single if word.single else several)
-    ]
+    number = int(names[-1][2])
+    stages = [STAGES.index(place.partition(".")[0]) for place, _, n in names if int(n) == number]
+    possible = STAGES[stages[-2] + 1 if len(stages) > 1 else 0 : stages[-1] + 1]
+    *before, length = [batch.tgt.shape[1] for batch in record.batches[: number + 1]]
+    new = {True: number == 0, False: length > 1 and max(before, default=1) == 1}
+    return [name for name, word in WORDS.items() if word.stage in possible and new[word.single]]
 
 
 def best_number(word: str, distance: Callable[[float], float], start: float | None = None) -> float:
@@ -130,11 +124,10 @@ def best_number(word: str, distance: Callable[[float], float], start: float | No
     for _ in range(STEPS):
         low, here, high = (distance(best * math.exp(side * step)) ** 2 for side in (-1, 0, 1))
         curve = low - 2 * here + high
-        if not curve > 0:  # also where no number is finite
+        if not curve > 0:  # at the end, and where no number is finite
             break
-        move = min(max((low - high) / (2 * curve), -2), 2) * step
-        best *= math.exp(move)
-        step = max(min(abs(move), step / 4), 1e-7)
+        move = min(max((low - high) / (2 * curve), -2), 2) * step  # to the end of the parabola
+        best, step = best * math.exp(move), min(abs(move), step)
     return best
 
 
@@ -199,8 +192,7 @@ def _attend(
     query, key, value = heads
     if word.startswith("rotary") and within:
         query, key = (_turned(x, word == "rotary halves") for x in (query, key))
-    widths = {"head_dim": query.shape[-1], "d_model": attention.config.d_model}
-    scores = query @ key.mT * widths.get(attention.config.attention_scale, 1) ** -0.5
+    scores = query @ key.mT / attention.config.attention_divisor
     scores = scores if position_bias is None else scores + position_bias
     axis = {"softmax over heads": 1, "softmax over queries": 2}.get(word, 3)
     read = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(axis) @ value

@@ -15,15 +15,15 @@ import numpy as np
 from jax_transformer.errors import InputError
 from jax_transformer.porting.hypothesis import Hypothesis, build
 from jax_transformer.porting.outside import WORDS, Outside, best_number, words_at
+from jax_transformer.porting.places import SUBLAYERS
 from jax_transformer.porting.questions import Question, Tables, find_questions
-from jax_transformer.porting.record import EXACT, Record
+from jax_transformer.porting.record import EXACT, ROUGH, Record
 from jax_transformer.porting.simulate import Fit, Point, Tensors, simulate
 from jax_transformer.porting.structure import Layer, Structure
 
 GAIN = 0.99  # a smaller distance than this share of the best one is an improvement
 CLEAR = 2.0  # how many times larger the error of another answer must be
 _FUSED = re.compile(r"((?:query|key|value)\+\S+) (?:rows|heads)")
-BLOCKS = ("self_attention", "cross_attention", "feed_forward")
 STARTS = 4  # from which pairs of changes are tried
 NOTHING = Fit((Point("nothing", np.inf, np.inf),), complete=False)
 # Called with the places that agree, the number of places, and the forward passes so far.
@@ -95,7 +95,7 @@ class Search:
         """Search, and compare every other answer with what was found."""
         answers = {name: question.answers[0] for name, question in self.questions.items()}
         answers = self._descend(answers)
-        if not self._fit(answers).complete:
+        if self._fit(answers).points[-1].error > ROUGH:
             answers = self._from_words(answers)
         if not self._fit(answers).complete and "outside" not in answers:
             answers = self._from_other_starts(answers)
@@ -177,16 +177,15 @@ class Search:
             self.questions = {"outside": asked} | questions
             found = self._swept({"outside": asked.answers[0]} | start)
             if self._fit(found).score[0] > fit.score[0]:
-                found_one = dataclasses.replace(asked, answers=(found["outside"],))
-                self.questions = {"outside": found_one} | questions
+                settled = dataclasses.replace(asked, answers=(found["outside"],))
+                self.questions = {"outside": settled} | questions
                 reached.append(self._descend(found))
         best = max(
-            reached, key=lambda reached: (self._fit(reached).score, -self._fit(reached).error)
+            reached, key=lambda answers: (self._fit(answers).score, -self._fit(answers).error)
         )
-        unusual = {name: best[name] for name in ("outside",) if name in best}
-        self.questions = questions | {
-            name: Question(name, (answer,), "certain") for name, answer in unusual.items()
-        }
+        self.questions = dict(questions)
+        if "outside" in best:
+            self.questions |= {"outside": Question("outside", (best["outside"],), "certain")}
         return best
 
     def _with_number(self, answers: dict[str, Any]) -> dict[str, Any]:
@@ -328,7 +327,7 @@ def _unusual(word: str, structure: Structure) -> Iterator[Outside]:
 
 def _learned_factors(side: str, layer: Layer) -> Iterator[list[tuple[str, str]]]:
     """Yield our names of sublayers with the tensors of one number that may be theirs."""
-    blocks = [block for block in BLOCKS if side == "decoder" or block != "cross_attention"]
+    blocks = [block for block in SUBLAYERS if side == "decoder" or block != "cross_attention"]
     numbers = [name for name in layer.unused if math.prod(layer.stack.shapes[name]) == 1]
     numbers *= len(blocks) if len(numbers) == 1 else 1
     for order in dict.fromkeys(itertools.permutations(numbers, len(blocks))):

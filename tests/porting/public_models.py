@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-WIDTH, HEADS, WIDE, WORDS = 24, 4, 40, (37, 43)
+WIDTH, HEADS, WIDE, VOCABULARIES = 24, 4, 40, (37, 43)
 
 
 def waves(length, width, first=0, base=10000.0):
@@ -174,10 +174,10 @@ class Translator(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words_in, self.words_out = (nn.Embedding(size, WIDTH) for size in WORDS)
+        self.words_in, self.words_out = (nn.Embedding(size, WIDTH) for size in VOCABULARIES)
         self.readers, self.writers = self.stack(False), self.stack(True)
         self.ends = nn.ModuleList(self.norm(WIDTH) for before in self.before if before)
-        self.head = nn.Linear(WIDTH, WORDS[1])
+        self.head = nn.Linear(WIDTH, VOCABULARIES[1])
 
     def stack(self, crossing):
         return nn.ModuleList(self.layer(self, crossing) for _ in range(2))
@@ -238,10 +238,10 @@ class Seq2SeqTransformer(Translator):
 
     def __init__(self):
         nn.Module.__init__(self)
-        self.words_in, self.words_out = (nn.Embedding(size, WIDTH) for size in WORDS)
+        self.words_in, self.words_out = (nn.Embedding(size, WIDTH) for size in VOCABULARIES)
         self.register_buffer("timing", waves(50, WIDTH).float()[None])
         self.core = nn.Transformer(WIDTH, HEADS, 2, 2, WIDE, batch_first=True)
-        self.head = nn.Linear(WIDTH, WORDS[1])
+        self.head = nn.Linear(WIDTH, VOCABULARIES[1])
 
     def places(self, x):
         return self.timing[:, : x.shape[1]]
@@ -323,7 +323,7 @@ class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("n_averaged", torch.tensor(7))
-        self.module, self.criterion = nn.Module(), nn.CrossEntropyLoss(torch.ones(WORDS[1]))
+        self.module, self.criterion = nn.Module(), nn.CrossEntropyLoss(torch.ones(VOCABULARIES[1]))
         self.module._orig_mod = Translator()
 
     def forward(self, src, tgt):
@@ -441,7 +441,7 @@ UNPLACED = {"summed": lambda self, x: x}
 SHAPES = {
     # Found, with a config and a layout; or refused because a training in JAX would part from it.
     "shared_layers": Shape(OneLayer, "share"),
-    "unbiased_variance": Shape(other(Translator, norm=VarianceNorm), "norm"),
+    "unbiased_variance": Shape(other(Translator, norm=VarianceNorm), "near, not equal"),
     "row_masks": Shape(RowMasks),
     "seq2seq_transformer": Shape(Seq2SeqTransformer),
     "scaled_by_width": Shape(mixed(Mixer, divisor=by_width)),
