@@ -146,9 +146,9 @@ def logits_error(tensors: dict[str, np.ndarray], suggestion: Suggestion, record:
 
 
 def miss(suggestion: Suggestion) -> str:
-    """Return where nothing fits."""
-    point = suggestion.finding.fit.points[-1]
-    return f"nothing fits at {point.name}: {point.error:.0e} off"
+    """Return what no config has, or where nothing fits."""
+    starts = ("your program", "nothing fits", "near, not equal")
+    return next(line for line in str(suggestion).splitlines() if line.startswith(starts))
 
 
 if __name__ == "__main__":
