@@ -159,6 +159,8 @@ def _words(
         found = changed(word, best_number(word, partial(distance, word)))
         if (other := fit_of(found, fit)).score[0] > fit.score[0]:
             yield other, Change(found.outside.sentence(found.config.d_model), found)
+            if other.error <= EXACT:
+                return
 
 
 def _other_changes(hypothesis: Hypothesis, fit: Fit) -> Iterator[Change]:
