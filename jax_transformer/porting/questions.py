@@ -408,6 +408,7 @@ def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
         first = structure.sinusoids[0]
         yield Question("positions", (first.kind, "none"), "likely")
         yield Question("position_offset", (first.offset,), "certain")
+        yield Question("position_rounding", VALUES["position_rounding"], "likely")
     else:
         yield Question("positions", VALUES["positions"], "open")
         yield Question("position_offset", VALUES["position_offset"], "likely")

@@ -28,7 +28,7 @@ from jax_transformer.storage.weights.arrays import as_torch
 from torch_reference import Transformer
 
 if TYPE_CHECKING:
-    from jax_transformer.porting.record import Batch, Masks, Record
+    from jax_transformer.porting.record import Batch, Record
 
 MOST_TOKENS = 500  # whose logits are compared
 LAYER = re.compile(r"(\w+\.layers\.\d+)\.(.+)")
@@ -212,8 +212,8 @@ class _Run(nn.Module):
     ) -> Iterator[Point]:
         """Yield the places of one batch in the order of execution, or `only` one."""
         config, word = self.model.config, self.outside.word
-        if word == "shifted targets":
-            first = int(self.outside.number)
+        if word == "shifted targets" and batch.tgt.ndim == 2:
+            first = int(self.outside.number) % config.tgt_vocab_size
             shifted = np.pad(batch.tgt[:, :-1], ((0, 0), (1, 0)), constant_values=first)
             config, batch = dataclasses.replace(config, bos_id=first), batch._replace(tgt=shifted)
         source, target = batch.compared(pad_id, config)

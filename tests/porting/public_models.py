@@ -395,10 +395,14 @@ class Writer(Translator):
 
 
 class Shape(NamedTuple):
-    """A program, and what the sentence that refuses it says; "" for one that is found."""
+    """A program, what the sentence that refuses it says, and tensors that its user drops.
+
+    The sentence is "" for a program that is found.
+    """
 
     build: type[nn.Module]
     refused: str = ""
+    dropped: tuple[str, ...] = ()
 
 
 def root(self, x):
@@ -454,7 +458,7 @@ SHAPES = {
     "interleaved": Shape(Interleaved),
     "one_place_table": Shape(LearnedPlaces),
     "buffers": Shape(Buffers),
-    "wrapped_checkpoint": Shape(Wrapped),
+    "wrapped_checkpoint": Shape(Wrapped, dropped=("criterion.weight",)),
     # No config has these.
     "scaled_sum": Shape(placed(root), "the sum of embedding and positions"),
     "from_one": Shape(placed(first=1), "counts positions from 1"),
@@ -489,6 +493,6 @@ SHAPES = {
     ),
     "rotary_halves": Shape(other(mixed(RotaryMixer), **UNPLACED), "rotary positions"),
     "rotary_pairs": Shape(other(mixed(RotaryMixer, halves=False), **UNPLACED), "rotary positions"),
-    "encoder_alone": Shape(Reader, "encoder alone"),
-    "decoder_alone": Shape(Writer, "decoder alone"),
+    "encoder_alone": Shape(Reader, "an encoder or a decoder alone"),
+    "decoder_alone": Shape(Writer, "an encoder or a decoder alone"),
 }
