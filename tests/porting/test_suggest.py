@@ -1,5 +1,7 @@
 """Config and layout of models that nobody described, with and without a record of their numbers."""
 
+import dataclasses
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from jax_transformer import apply, convert
 from jax_transformer.errors import InputError
 from jax_transformer.porting.record import Record, record_module
+from jax_transformer.porting.search import Alternative
 from jax_transformer.porting.suggest import suggest
 from jax_transformer.storage.weights.arrays import as_numpy
 from tests.convert.foreign import randomized
@@ -108,6 +111,16 @@ def test_config_and_layout_are_found(case):
     hidden = MODELS[name].masks != "none"
     assert suggestion.layout.masks[:2] == (hidden, hidden)
     assert suggestion.layout.masks.causal
+
+
+@pytest.mark.parametrize(("second", "printed"), [(1.5e-4, 0), (3e-4, 1)])
+def test_another_answer_is_printed_where_it_is_clearly_the_nearest(case, second, printed):
+    errors = {1e-3: 1e-4, 1e-4: second}
+    others = tuple(Alternative("norm_epsilon", *other) for other in errors.items())
+    finding = dataclasses.replace(case[2].finding, alternatives=others)
+    text = str(dataclasses.replace(case[2], finding=finding))
+    assert text.count("norm_epsilon: 0.001 would be 1e-04 off") == printed
+    assert text.count(" would be ") == printed
 
 
 def test_buffers_are_given_back_and_the_others_are_named(tmp_path):
