@@ -85,8 +85,8 @@ COMPARED = """
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_comparison_names_what_no_config_has(name, usual):
     weights, record = recorded(SHAPES[name].build)
-    positions = "none" if "rotary" in name else "sinusoidal"
-    config = dataclasses.replace(usual.config, positions=positions)
+    fields = {"positions": "none", "embedding_scale": "none"} if "rotary" in name else {}
+    config = dataclasses.replace(usual.config, **fields)
     params = convert.from_torch(weights, config, usual.layout)
     (text,) = compare_record(params, config, usual.layout, record).explanations
     assert SHAPES[name].refused in text
