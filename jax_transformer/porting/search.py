@@ -169,6 +169,8 @@ class Search:
     def _from_words(self, answers: dict[str, Any]) -> dict[str, Any]:
         """Return answers that agree further by something that no config has, if any do."""
         fit, questions, reached = self._fit(answers), self.questions, [answers]
+        if fit is NOTHING:
+            return answers
         usual = {name: question.answers[0] for name, question in questions.items()}
         for start, word in itertools.product((usual, answers), words_at(fit.points, self.record)):
             if (len(reached) > 1 and start is answers) or self._fit(reached[-1]).error <= EXACT:

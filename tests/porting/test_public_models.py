@@ -96,11 +96,8 @@ def test_a_comparison_names_what_no_config_has(name, usual):
 
 def tables(factor=1.0, **options):
     """Return the function that adds learned tables of positions to weights."""
-    # Rows that no batch reads differ, so that no table is a copy of the other.
-    places = {
-        f"places_{side}": factor * waves(8 + i, WIDTH, **options).numpy()
-        for i, side in enumerate(("in", "out"))
-    }
+    places = {f"places_{side}": factor * waves(9, WIDTH, **options).numpy() for side in ("a", "b")}
+    places["places_b"][8] += 1  # read by no batch: no table is a copy of the other
     return lambda weights: weights | places
 
 
