@@ -102,9 +102,9 @@ def tables(factor=1.0, **options):
 
 
 def multiplied(factor, *parts):
-    """Return the function that multiplies the tensors of some modules."""
+    """Return the function that multiplies the tensors of some modules, without rounding."""
     return lambda weights: {
-        name: factor * tensor if name.split(".")[-2] in parts else tensor
+        name: factor * tensor.astype(np.float64) if name.split(".")[-2] in parts else tensor
         for name, tensor in weights.items()
     }
 
