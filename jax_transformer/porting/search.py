@@ -355,8 +355,10 @@ def _layer_outputs(structure: Structure, record: Record) -> dict[str, str]:
     for side, layer in (("encoder", structure.encoder), ("decoder", structure.decoder)):
         network, blocks = layer.feed_forward, record.batches[-1].blocks
         last = layer.stack.name(0, network.units[network.roles.index("outer")].matrix)
-        ours, product = (blocks.get(n) for n in (layer.module(0), last.rpartition(".")[0]))
-        if ours is None or product is None or product.size != ours.size:
+        names = layer.module(0), last.rpartition(".")[0]
+        ours, product = map(blocks.get, names)
+        same = names[0] == names[1]  # a module of raw kernels
+        if same or ours is None or product is None or product.size != ours.size:
             continue
         if any(np.array_equal(ours, y.reshape(ours.shape)) for y in (product, product.mT)):
             taps = {name: tap for name, tap in taps.items() if not name.startswith(side)}
