@@ -134,7 +134,7 @@ def test_each_final_norm_may_be_absent(encoder, decoder):
     assert (module.encoder.norm is not None, module.decoder.norm is not None) == (encoder, decoder)
     read = convert.torch_nn_config(module)
     assert (read.decoder_final_norm is None) == (encoder == decoder)
-    check_config(config, read.to_dict() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
+    check_config(config, read.explicit() | {"src_vocab_size": 37, "tgt_vocab_size": 41})
     verification = verify(module.state_dict(), config, "torch_nn")
     assert verification.blocks[-1].name == "torch.nn.Transformer"
     assert verification.first_differing is None
