@@ -160,8 +160,8 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
     np.testing.assert_array_equal(cut.tokens, whole.tokens[..., :3])
 
 
-def test_a_negative_penalty_waits_for_the_shortest_text_that_is_still_open():
-    """-1 multiplies a sum by its length: the shortest that may come is better, not the longest."""
+def test_a_search_waits_for_the_most_favourable_length_that_is_still_open():
+    """-1 multiplies a sum by its length, so the shortest text may be the best; 1 divides it."""
     counted, longest = jnp.array([1]), jnp.array([4])
     penalty = LengthPenalty(np.array(-1, np.float32), "power")
     selection = SimpleNamespace(early_stopping="never", length_penalty=penalty)
@@ -171,3 +171,7 @@ def test_a_negative_penalty_waits_for_the_shortest_text_that_is_still_open():
         assert not _is_done(opened, kept, counted, longest, selection)
         assert _is_done(2.3 * opened, kept, counted, longest, selection)
         assert _is_done(opened, kept, longest - 1, longest, selection)  # 4 tokens: -1.85
+        selection.length_penalty = LengthPenalty(np.array(1, np.float32), "power")
+        kept, opened = jnp.array([-0.3]), jnp.array([-0.9])  # of 2 tokens -.45, of 4 -.225
+        assert not _is_done(opened, kept, counted, longest, selection)
+        assert _is_done(opened, kept + 0.1, counted, longest, selection)
