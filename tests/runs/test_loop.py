@@ -278,11 +278,12 @@ def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
     assert rest(skipped, 11) == whole[:4] + whole[5:]
 
 
-@pytest.mark.parametrize(("select_by", "best"), [("loss", (4, 1.0)), ("bleu", (8, -5.0))])
+@pytest.mark.parametrize(("select_by", "best"), [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2))])
 def test_the_lowest_loss_or_the_highest_bleu_is_the_best(select_by, best):
     settings, *_ = tiny_task(Task(12))
     config = dataclasses.replace(settings.training_config, select_by=select_by)
-    losses, scores = {4: 1.0, 8: 2.0, 12: 3.0}, {4: 3.0, 8: 5.0, 12: 4.0}
+    losses = {4: 2.0, 8: 3.0, 12: 1.0, 16: 1.0}  # the earlier of two equal ones is kept
+    scores = {4: 3.0, 8: 5.0, 12: 4.0, 16: 5.0}
     settings = settings._replace(training_config=config)
     run = loop.Run(Path(), settings, measure=lambda step, _: {"validation_bleu": scores[step]})
     silent = SimpleNamespace(write=lambda *_, **__: None, report_validation=lambda *_: None)
@@ -296,5 +297,6 @@ def test_the_lowest_loss_or_the_highest_bleu_is_the_best(select_by, best):
             now = RunCheckpoint(progress, state, checkpoint.best_params)
             checkpoint, _ = loop._evaluate(run, now, outputs)
     progress = checkpoint.progress
-    assert (progress.best_step, progress.best_score) == best
+    found = progress.best_step, progress.best_score, progress.evaluations_since_best
+    assert found == best
     assert checkpoint.best_params == [best[0]]
