@@ -274,7 +274,8 @@ def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
     for made, (position, _) in enumerate(whole[:-1], start=1):
         after = RunProgress().after_step(position, Metrics(0.0, 1, 1.0, True))
         assert rest(after, 1) == whole[made : made + 1]
-    skipped = RunProgress().skipping([whole[4][0]])
+    skipped = RunProgress(nonfinite=(whole[4][0],)).skipping([whole[4][0]])
+    assert skipped.nonfinite == ()  # they count no more
     assert rest(skipped, 11) == whole[:4] + whole[5:]
 
 
