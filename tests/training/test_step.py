@@ -116,15 +116,16 @@ def test_every_microbatch_has_a_key_and_added_rows_are_padding():
     def differentiate(trained, part, key):
         return jax.random.uniform(key), {"sum": trained["sum"] + jnp.sum(part.src)}
 
-    example = jax.tree.map(jnp.asarray, batch(rows=3))
-    split = _split_rows(example, 2, pad_id=7)
-    for ids, original in zip(split[:3], example[:3], strict=True):
-        rows = ids.swapaxes(0, 1).reshape(4, -1)
-        assert (rows[:3] == original).all()
-        assert (rows[3] == 7).all()
+    example = jax.tree.map(jnp.asarray, batch(rows=4))
+    example = example._replace(src_segments=example.src, tgt_segments=example.src)
+    split = _split_rows(example, 3, pad_id=7)
+    for ids, original, padding in zip(split, example, (7, 7, 7, 0, 0), strict=True):
+        rows = ids.swapaxes(0, 1).reshape(6, -1)
+        assert (rows[:4] == original).all()
+        assert (rows[4:] == padding).all()
     key, trained = jax.random.key(0), {"sum": jnp.zeros((), jnp.int32)}
     loss, total = _sum_of_parts(differentiate, trained, split, key)
-    assert loss == pytest.approx(sum(map(float, map(jax.random.uniform, jax.random.split(key)))))
+    assert loss == pytest.approx(sum(map(float, map(jax.random.uniform, jax.random.split(key, 3)))))
     assert total["sum"] == jnp.sum(split.src)
 
 
