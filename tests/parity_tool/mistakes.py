@@ -34,6 +34,7 @@ IN_A_BLOCK = (
     "bfloat16 at decoder.1.feed.inner",
     "bfloat16 at encoder.0.attentions.0.key",
     "no residual at decoder.1",
+    "no norm at encoder_norm",
     "no embedding scale at ",
     "halves of sinusoids at ",
     "positions from 1 at ",
@@ -51,6 +52,7 @@ WORDS = {  # what the explanation must say
     "transposed": "transposed kernel",
     "no bias": "the same vector more in every row: a bias",
     "bfloat16": "cast to bfloat16",
+    "no norm": "only b has this block",
     "no residual": "1 times an input more",
     "no embedding scale": "times an input more",
 }
@@ -71,14 +73,6 @@ class Mistake:
             state[weight] = state[weight].T
         if self.kind == "no bias":
             state[bias] = np.zeros_like(state[bias])
-        if self.kind == "layers swapped":
-            one, other = (f"{self.place}.{i}." for i in (0, 1))
-            state |= {
-                name.replace(a, b): state[name]
-                for a, b in ((one, other), (other, one))
-                for name in list(state)
-                if name.startswith(a)
-            }
         return state
 
 
