@@ -183,3 +183,11 @@ def test_buffers_that_layers_share_are_given_back(tmp_path):
     back = convert.to_torch(params, suggestion.config, suggestion.layout)
     module.load_state_dict(back, strict=True)
     assert torch.equal(back["writers.1.inv_freq"], frequencies)
+
+
+@pytest.mark.exhaustive
+def test_a_model_that_differs_from_what_is_usual_in_two_fields_is_found():
+    """No change of one field comes nearer; no sentence about what no config has is taken for it."""
+    suggestion = suggest(*weights_and_record(workshop(post=True, scale=1)))
+    assert suggestion.fits
+    assert (suggestion.config.norm_placement, suggestion.config.embedding_scale) == ("post", "none")

@@ -45,32 +45,38 @@ class Bench(nn.Module):
 class Shelf(nn.Module):
     """A layer of either stack."""
 
-    def __init__(self, norm, attentions):
+    def __init__(self, norm, attentions, post):
         super().__init__()
+        self.post = post
         self.benches = nn.ModuleList(Bench() for _ in range(attentions))
         self.grow, self.shrink = nn.Linear(WIDTH, WIDE), nn.Linear(WIDE, WIDTH)
         self.norms = nn.ModuleList(norm(WIDTH) for _ in range(attentions + 1))
 
     def forward(self, x, mask, memory=None, memory_mask=None):
-        y = self.norms[0](x)
-        x = x + self.benches[0](y, y, mask)
+        x = self.add(0, x, lambda y: self.benches[0](y, y, mask))
         if memory is not None:
-            x = x + self.benches[1](self.norms[1](x), memory, memory_mask)
-        return x + self.shrink(self.grow(self.norms[-1](x)).relu())
+            x = self.add(1, x, lambda y: self.benches[1](y, memory, memory_mask))
+        return self.add(-1, x, lambda y: self.shrink(self.grow(y).relu()))
+
+    def add(self, which, x, sublayer):
+        norm = self.norms[which]
+        return norm(x + sublayer(x)) if self.post else x + sublayer(norm(x))
 
 
 class Workshop(nn.Module):
     """Token ids [B, S] and [B, T] to logits [B, T, V]."""
 
-    def __init__(self, norm=nn.LayerNorm, source_mask="keys", shared=False, scale=SCALE):
+    def __init__(
+        self, norm=nn.LayerNorm, source_mask="keys", shared=False, scale=SCALE, post=False
+    ):
         super().__init__()
         self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
         self.source_place = nn.Embedding(LONGEST, WIDTH)
         self.target_place = nn.Embedding(LONGEST, WIDTH)
-        first = [Shelf(norm, 1) for _ in range(2)]
+        first = [Shelf(norm, 1, post) for _ in range(2)]
         self.readers = nn.ModuleList(first[:1] * 2 if shared else first)
-        self.writers = nn.ModuleList(Shelf(norm, 2) for _ in range(2))
-        self.ends = nn.ModuleList(norm(WIDTH) for _ in range(2))
+        self.writers = nn.ModuleList(Shelf(norm, 2, post) for _ in range(2))
+        self.ends = nn.ModuleList(nn.Identity() if post else norm(WIDTH) for _ in range(2))
         self.head = nn.Linear(WIDTH, WORDS)
         self.source_mask, self.scale = source_mask, scale
 
