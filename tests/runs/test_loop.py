@@ -287,7 +287,8 @@ def test_the_lowest_loss_or_the_highest_bleu_is_the_best(select_by, best):
     scores = {4: 3.0, 8: 5.0, 12: 4.0, 16: 5.0}
     settings = settings._replace(training_config=config)
     run = loop.Run(Path(), settings, measure=lambda step, _: {"validation_bleu": scores[step]})
-    silent = SimpleNamespace(write=lambda *_, **__: None, report_validation=lambda *_: None)
+    names = ("write", "report_validation", "skip_time")
+    silent = SimpleNamespace(**dict.fromkeys(names, lambda *_, **__: None))
     watchdog = SimpleNamespace(paused=contextlib.nullcontext)
     checkpoint = RunCheckpoint(RunProgress(), None, None)
     outputs = loop._RunOutputs(None, silent, silent, watchdog, lambda params: losses[int(*params)])

@@ -30,8 +30,9 @@ def other_value(name, preset="vaswani2017"):
     value = getattr(TransformerConfig.preset(preset), name)
     if isinstance(value, bool):
         return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
-    if get_origin(hint) is Literal:
-        other = next(word for word in get_args(hint) if word != value)
+    literal = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+    if literal:
+        other = next(word for word in get_args(literal[0]) if word != value)
     elif hint == bool | None:
         other = not value
     else:
