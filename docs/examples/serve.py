@@ -71,4 +71,6 @@ def make_server(translator: Translator, port: int) -> ThreadingHTTPServer:
 
 
 if __name__ == "__main__":
-    make_server(Translator(sys.argv[1]), int(sys.argv[2])).serve_forever()
+    server = make_server(Translator(sys.argv[1]), int(sys.argv[2]))
+    print(f"serving on http://localhost:{server.server_port}", flush=True)
+    server.serve_forever()

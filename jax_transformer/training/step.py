@@ -48,7 +48,8 @@ def make_train_step(
 
     The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
     (None: no dropout). It returns the new parameters, the new state and the loss before the step:
-    the summed `cross_entropy` of the batch divided once by its number of target tokens. On a mesh,
+    the summed `cross_entropy` of the batch divided once by its number of target tokens, without
+    padding: that of torch's `CrossEntropyLoss(ignore_index=pad_id)`. On a mesh,
     call it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`;
     gradients are then added up over the mesh.
 

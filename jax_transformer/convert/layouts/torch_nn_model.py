@@ -365,8 +365,9 @@ def _check_ids(name: str, config: TransformerConfig, told: Mapping[str, Any]) ->
         )
     if "bos_id" not in told and config.bos_id == config.pad_id:
         raise InputError(
-            f"pad_id={config.pad_id} is also the usual bos_id: give the id that begins a target, "
-            f"for example torch_nn_model(module, bos_id={config.eos_id})"
+            f"pad_id={config.pad_id} is also the usual bos_id: give the ids that begin and end a "
+            f"target, for example torch_nn_model(module, bos_id={config.eos_id}, "
+            f"eos_id={config.eos_id + 1})"
         )
 
 
