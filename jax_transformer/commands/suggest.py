@@ -74,6 +74,7 @@ def suggest(arguments: Arguments) -> None:
         raise
     print(suggestion)
     if record is not None and not (suggestion.fits and _holds(tensors, suggestion, record)):
+        print(f"{output} is not written")
         sys.exit(1)
     write_layout(output, suggestion.layout, suggestion.config, overwrite=overwrite)
     print(f"{output} written; no weights tell bos_id and eos_id: set them there")

@@ -282,7 +282,7 @@ def _explanations(a: _Side, b: _Side, first: Pair, pairs: list[Pair]) -> Iterato
     for part in b.parts(first.b):
         missing = [x for x in _relevant(b.blocks[part]) if not a.knows(x)]
         if missing:
-            yield f"in b, after {before} and before {part}"
+            yield f"the difference arises in b after {before} and before {part}"
             partner = next(pair.a for pair in pairs if pair.b == part)
             given = _relevant(a.blocks[partner]) if partner else []
             targets = [missing[0], *(x for x in given if x.size == missing[0].size)][:2]

@@ -92,6 +92,7 @@ def test_what_does_not_hold_leaves_the_older_layout(run, tmp_path):
     assert code == 1
     assert "nothing fits at logits in batch 2" in printed
     assert (tmp_path / "layout.toml").read_text() == "kept"
+    assert printed.splitlines()[-1] == "layout.toml is not written"
 
 
 def test_known_names_are_recognised(run, tmp_path):

@@ -68,4 +68,5 @@ def test_a_mistake_is_found_at_its_block_and_explained(copy, text):
     if kind in WORDS:
         assert any(WORDS[kind] in words for words in comparison.explanations), comparison
     else:  # between the embedding and the first layer
-        assert comparison.explanations[0] == "in b, after words#2 and before encoder.0"
+        place = "the difference arises in b after words#2 and before encoder.0"
+        assert comparison.explanations[0] == place
