@@ -10,7 +10,7 @@ import pytest
 from jax_transformer import decode, encode, generate
 from jax_transformer.decoding import search
 from jax_transformer.decoding.beam import _is_done
-from jax_transformer.decoding.hypotheses import LengthPenalty
+from jax_transformer.decoding.hypotheses import LengthPenalty, start_state
 from tests.decoding.plain import (
     assert_equal,
     biased,
@@ -175,3 +175,39 @@ def test_a_search_waits_for_the_most_favourable_length_that_is_still_open():
         kept, opened = jnp.array([-0.3]), jnp.array([-0.9])  # of 2 tokens -.45, of 4 -.225
         assert not _is_done(opened, kept, counted, longest, selection)
         assert _is_done(opened, kept + 0.1, counted, longest, selection)
+        selection.early_stopping = False  # at the present length: -.45 of 2 tokens
+        assert _is_done(opened, jnp.array([-0.44]), counted + 1, longest, selection)
+        assert not _is_done(opened, jnp.array([-0.46]), counted + 1, longest, selection)
+
+
+@pytest.mark.parametrize(("early_stopping", "kept"), [(True, 4), (False, 4), ("never", 2)])
+def test_a_source_is_done_by_as_many_finished_targets_as_its_beam_has(early_stopping, kept):
+    """As in transformers; a search that looks for the best ones needs no more than those."""
+    layers = [SimpleNamespace(memory_keys=jnp.zeros(()))]
+    cache = SimpleNamespace(ancestors=jnp.zeros((3, 4, 5)), layers=layers)
+    rules = SimpleNamespace(start=np.ones(3, np.int32))
+    selection = SimpleNamespace(rules=rules, num_hypotheses=2, early_stopping=early_stopping)
+    with unchecked():
+        finished = start_state((cache,), 0, selection).finished
+    assert finished.tokens.shape == (3, kept, 5)
+    assert finished.scores.shape == finished.lengths.shape == (3, kept)
+
+
+# The two ends are the likeliest tokens, and the penalty makes the longest target the best.
+TWO_ENDS = [0, 0, 9, 9, 7, 6, 0, 0]
+LONGEST = {"max_new_tokens": 5, "beam_size": 2, "eos_ids": (2, 3)}
+LONGEST |= {"length_penalty": 6.0, "length_normalization": "power"}
+
+
+def test_several_ids_of_eos_leave_as_many_hypotheses_open_as_the_beam_has():
+    config, params, src = biased(TWO_ENDS)
+    found = quick_generate(params, config, src, **LONGEST)
+    assert (found.lengths == 5).all()
+
+
+def test_a_source_that_is_done_keeps_its_targets_while_others_go_on():
+    config, params, src = biased(TWO_ENDS)
+    prefix = np.full((len(src), 3), config.pad_id)
+    prefix[-1] = 4
+    found = quick_generate(params, config, src, prefix=prefix, early_stopping=True, **LONGEST)
+    assert found.lengths[:, 0].tolist() == [1] * (len(src) - 1) + [4]

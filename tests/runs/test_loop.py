@@ -18,7 +18,8 @@ from rich.console import Console
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.runs import loop
 from jax_transformer.runs import metrics as run_metrics
-from jax_transformer.runs.state import RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
+from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
 from jax_transformer.text import plan as planning
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
@@ -166,6 +167,13 @@ def test_the_best_parameters_are_kept(train, monkeypatch):
     assert not all(map(np.array_equal, kept, third))
 
 
+def test_as_many_evaluations_without_a_better_one_as_patience_says_end_the_run(train, monkeypatch):
+    seen = scripted_losses(monkeypatch, [2.0, 1.0, 1.5, *[0.5] * 7])
+    settings = dataclasses.replace(SETTINGS, patience=1, evaluation_interval=2)
+    assert train(settings, console()).step == 4
+    assert len(seen) == 3
+
+
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_best_before(train, monkeypatch):
     seen = scripted_losses(monkeypatch, [1.0, float("nan"), 0.5])
     shown = console(soft_wrap=True)
@@ -277,6 +285,24 @@ def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
     skipped = RunProgress(nonfinite=(whole[4][0],)).skipping([whole[4][0]])
     assert skipped.nonfinite == ()  # they count no more
     assert rest(skipped, 11) == whole[:4] + whole[5:]
+
+
+def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(task, tmp_path):
+    config, tokenizer, _, validation = task
+    run = loop.Run(tmp_path, RunSettings(config, SETTINGS, tokenizer, "0" * 64, {}))
+    metrics = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True))
+    progress = RunProgress()
+    for number, stopped in enumerate((False, True)):
+        shown = console(soft_wrap=True)
+        with loop._open_outputs(run, progress, validation, shown) as outputs:
+            assert "WARNING" not in shown.file.getvalue()
+            for batch in range(3):
+                progress = progress.after_step(Position(number, 0, batch), metrics)
+            if not stopped:
+                progress = loop._report(progress, outputs)
+    with loop._open_outputs(run, progress, validation, shown):
+        assert "WARNING" not in shown.file.getvalue()
+    assert [report["step"] for report in read_metrics(tmp_path / METRICS_FILE)] == [3]
 
 
 @pytest.mark.parametrize(("select_by", "best"), [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2))])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jax_transformer.text import plan as planning
 from jax_transformer.text.batches import epoch_batches, padding_share
-from jax_transformer.text.plan import epoch_layout, plan_epoch
+from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import corpus_of, random_corpus, sides
 
@@ -68,6 +68,19 @@ def test_windows_hold_every_pair_once_in_the_shapes_of_the_layout(corpus, settin
         assert described(one) != described(other)
     seeded = dataclasses.replace(settings, seed=1)
     assert described(plan_epoch(corpus, seeded, 0)) != described(epochs[0])
+
+
+def test_the_batches_of_each_window_have_an_order_of_their_own(small_windows):
+    lengths = np.full(490, 5)  # so that every window has equally many batches
+    corpus, settings = random_corpus(np.random.default_rng(0), lengths, lengths), BUCKETS
+    settings, orders = dataclasses.replace(settings, max_tokens=50), set()
+    layout = epoch_layout(corpus, settings)
+    for window in range(layout.windows):
+        plan = plan_window(corpus, settings, layout, 0, window)
+        places = range(window * layout.window_pairs, (window + 1) * layout.window_pairs)
+        place_of = {number: place for place, number in enumerate(corpus.order(0, places).tolist())}
+        orders.add(tuple(place_of[int(planned.members[0])] for planned in plan))
+    assert len(orders) == layout.windows == 7
 
 
 @pytest.mark.exhaustive

@@ -111,6 +111,24 @@ def test_weight_decay_is_for_matrices(preset):
         np.testing.assert_allclose(update, expected, rtol=1e-6, err_msg=str(path))
 
 
+def test_a_gradient_is_clipped_before_adam_and_the_decay_is_times_the_rate():
+    start, gradient = np.array([[1.0, -2.0, 3.0]]), np.array([[3.0, 0.4, -1e-3]])
+    theirs = torch.nn.Parameter(torch.tensor(start))
+    reference = torch.optim.AdamW([theirs], lr=0.01, eps=0.1, weight_decay=0.25)
+    theirs.grad = torch.tensor(gradient)
+    torch.nn.utils.clip_grad_norm_([theirs], 0.5)
+    reference.step()
+    settings = {"warmup_steps": 1, "schedule": "constant", "learning_rate": 0.01}
+    settings |= {"adam_epsilon": 0.1, "weight_decay": 0.25, "clip_norm": 0.5}
+    settings |= {"adam_beta1": 0.9, "adam_beta2": 0.999}
+    optimizer = adam(TransformerConfig(d_model=8, num_heads=1), TrainingConfig(**settings))
+    params = {"output_projection": {"kernel": jnp.asarray(start)}}
+    gradients = {"output_projection": {"kernel": jnp.asarray(gradient)}}
+    updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
+    found = optax.apply_updates(params, updates)["output_projection"]["kernel"]
+    np.testing.assert_allclose(found, theirs.detach(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", TransformerConfig.presets())
 def test_tables_decay_as_kernels_do_and_nothing_else(name):
     shapes = parameter_shapes(small_config(name))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,13 @@ from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import SPIKE_WINDOW, parameter_ema, refusable, with_guard
-from jax_transformer.training.step import _split_rows, _sum_of_parts, init_state, train_step
+from jax_transformer.training.step import (
+    _split_rows,
+    _sum_of_parts,
+    _train_step,
+    init_state,
+    train_step,
+)
 from tests.tiers import tiered
 
 CONFIG = TransformerConfig(
@@ -127,6 +134,13 @@ def test_every_microbatch_has_a_key_and_added_rows_are_padding():
     loss, total = _sum_of_parts(differentiate, trained, split, key)
     assert loss == pytest.approx(sum(map(float, map(jax.random.uniform, jax.random.split(key, 3)))))
     assert total["sum"] == jnp.sum(split.src)
+
+
+def test_a_run_has_the_microbatches_of_its_settings():
+    settings = dataclasses.replace(SETTINGS, num_microbatches=2)
+    make = partial(_train_step, config=CONFIG, training_config=settings)
+    sizes = set(re.findall(r"i32\[[\d,]+\]", str(jax.make_jaxpr(make)(start(), batch()))))
+    assert {"i32[2,2,6]", "i32[2,6]"} <= sizes
 
 
 @pytest.mark.exhaustive
@@ -268,7 +282,6 @@ def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     assert all(line.split("->")[1].count("bf16") == 1 for line in products)
 
 
-@pytest.mark.exhaustive
 def test_every_step_drops_others():
     losses = set()
     for step in range(3):
