@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -166,23 +166,42 @@ def to_params(
     if consume:
         tensors.clear()
     arrays = {row.foreign: arrays[row.foreign] for row in owners}
-    leaves, columns = {}, {}
+    for row in absent:
+        report.add("zeros", row.foreign, "is absent")
+    parameters = _parameters((*absent, *owners), arrays)
+    return nest({path: leaf(path, check.convert(array)) for path, array in parameters}), report
+
+
+def _parameters(
+    rows: Iterable[BoundRow], arrays: dict[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each parameter; takes its foreign array out of `arrays`, an absent one is zeros."""
     kind = arrays[next(iter(arrays))].dtype
-    for row in (*absent, *owners):
+    columns: dict[str, dict[int, np.ndarray]] = {}
+    for row in rows:
         if row.foreign in arrays:
             views = row.read(arrays.pop(row.foreign))
         else:
-            report.add("zeros", row.foreign, "is absent")
             views = [np.zeros(shape, kind) for shape in row.shapes]
         for path, view in zip(row.paths, views, strict=True):
             if row.head is None:
-                leaves[path] = leaf(path, check.convert(view))
+                yield path, view
             else:
                 columns.setdefault(path, {})[row.head] = view
     for path, heads in columns.items():
-        whole = np.concatenate([heads[head] for head in sorted(heads)], axis=-1)
-        leaves[path] = leaf(path, check.convert(whole))
-    return nest(leaves), report
+        yield path, np.concatenate([heads[head] for head in sorted(heads)], axis=-1)
+
+
+def _compare_parts(
+    row: BoundRow, parts: Sequence[np.ndarray], dtype: str | None, report: Report
+) -> None:
+    """Report parameters that one foreign tensor cannot hold: of several types, or no copies."""
+    kinds = {str(part.dtype) for part in parts}
+    if dtype is None and len(kinds) > 1:
+        report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
+    for path, part in zip(row.paths, parts, strict=False) if row.stack == "copies" else ():
+        if not np.array_equal(part, parts[0], equal_nan=True):
+            report.add("not tied", path, f"differs from {row.paths[0]}: {row.foreign} is one")
 
 
 def _buffers(layout: Layout, config: TransformerConfig) -> tuple[Buffer, ...]:
@@ -231,15 +250,7 @@ def to_tensors(
     arrays = {p: check(p, leaves[p], shape) for p, shape in shapes.items() if p in leaves}
     for row in rows:
         parts = [arrays[path] for path in row.paths if arrays.get(path) is not None]
-        kinds = {str(part.dtype) for part in parts}
-        if dtype is None and len(kinds) > 1:
-            report.add("wrong dtype", row.foreign, f"would stack {' and '.join(sorted(kinds))}")
-        if row.stack == "copies":
-            for path, part in zip(row.paths, parts, strict=False):
-                if not np.array_equal(part, parts[0], equal_nan=True):
-                    report.add(
-                        "not tied", path, f"differs from {row.paths[0]}: {row.foreign} is one"
-                    )
+        _compare_parts(row, parts, dtype, report)
     if report.faults:
         raise ConversionError(report)
     computed = _buffers(layout, config) if buffers else ()

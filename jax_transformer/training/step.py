@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,10 @@ def make_train_step(
 
     The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
     (None: no dropout). It returns the new parameters, the new state and the loss before the step:
-    the summed `cross_entropy` of the batch divided once by its number of target tokens, without
-    padding: that of torch's `CrossEntropyLoss(ignore_index=pad_id)`. On a mesh,
-    call it under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`;
-    gradients are then added up over the mesh.
-
-    A loss that is not finite, for example of an id outside the vocabulary, makes every number of
-    the gradient NaN, and so every trained parameter. With `with_guard` such a step changes nothing.
+    the summed `cross_entropy` divided once by the number of target tokens without padding, as
+    torch's `CrossEntropyLoss(ignore_index=pad_id)`. If it is not finite, every trained parameter
+    becomes NaN; with `with_guard`, nothing changes. On a mesh, call the step under
+    `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
 
     Args:
         config: The shape of the model.
@@ -76,13 +73,7 @@ def make_train_step(
         InputError: An argument has another type than this. The step raises it where the fields of
             its batch do not fit together, or a pattern matches no parameter.
     """
-    check_config(config)
-    check_decoder(config)
-    check_execution(execution)
-    if not hasattr(optimizer, "update"):
-        raise InputError(
-            f"optimizer={shorten(optimizer)} must be one of optax, for example optax.sgd(0.1)"
-        )
+    _check_parts_of_step(config, optimizer, execution)
     smoothing = checked("label_smoothing", label_smoothing, Share)
     parts = checked("num_microbatches", num_microbatches, Count)
     patterns = checked("freeze", freeze, tuple[str, ...])
@@ -100,8 +91,7 @@ def make_train_step(
         count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)  # of padding alone: loss 0
 
         def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
-            whole = merged(params, trained)
-            whole = _in_dtype(whole, config, gradient_dtype)
+            whole = _in_dtype(merged(params, trained), config, gradient_dtype)
             return batch_loss(whole, part, config, smoothing, key, execution)[0] / count
 
         differentiate = jax.value_and_grad(share)
@@ -120,6 +110,16 @@ def make_train_step(
         return merged(params, new), optimizer_state, loss
 
     return step
+
+
+def _check_parts_of_step(config: Any, optimizer: Any, execution: Any) -> None:
+    check_config(config)
+    check_decoder(config)
+    check_execution(execution)
+    if not hasattr(optimizer, "update"):
+        raise InputError(
+            f"optimizer={shorten(optimizer)} must be one of optax, for example optax.sgd(0.1)"
+        )
 
 
 def _sum_of_parts(
