@@ -54,9 +54,12 @@ def read(
         if _is_safetensors(path):
             if key is not None:
                 raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-            return safetensors_file.read(path, file, reads)
-        tensors = torch_file.read(path, file, key)
-        return {name: x for name, x in tensors.items() if reads is None or reads(name)}
+            tensors = safetensors_file.read(path, file, reads)
+        else:
+            tensors = torch_file.read(path, file, key)
+    if tensors and not any(array.size for array in tensors.values()):
+        raise WeightFileError(f"{path}: all {len(tensors):,} tensors are empty")
+    return {name: x for name, x in tensors.items() if reads is None or reads(name)}
 
 
 def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarray]]:
