@@ -207,9 +207,10 @@ assert right > 0.8
 
 # %%
 import subprocess
+import sys
 
 jt.save("dates", (config, params, tokenizer))
-command = ["jax-transformer", "translate", "dates"]
+command = [sys.executable, "-m", "jax_transformer", "translate", "dates"]
 lines = "july 16, 1969\nnovember 9, 1989\n"
 print(subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
