@@ -110,7 +110,7 @@ def test_libtpu_is_told_that_there_is_no_tpu_where_there_is_none(tmp_path, monke
 
 
 @pytest.mark.exhaustive
-def test_a_command_is_quiet_where_libtpu_finds_no_tpu(tmp_path):
+def test_a_command_is_quiet_where_libtpu_finds_no_tpu():
     pytest.importorskip("libtpu")
     told = {"JAX_PLATFORMS", *ENVIRONMENT}
     environment = {name: value for name, value in os.environ.items() if name not in told}
