@@ -1,6 +1,7 @@
 """The maths of the Transformer as pure functions of tensors.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, K head_dim.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, G key heads,
+K head_dim.
 """
 
 import math
@@ -144,12 +145,13 @@ def clear_unattended(
 
 def dot_product_attention(
     query: Float[Tensor, "B H T K"],
-    key: Float[Tensor, "B H S K"],
-    value: Float[Tensor, "B H S K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S K"],
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
     bias: Float[Tensor, "#B H T S"] | None = None,
     divisor: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "B H T K"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
@@ -157,11 +159,19 @@ def dot_product_attention(
     Keys and values that no query may attend to have no influence, whatever they contain: without
     the selection below, 0 * NaN would be NaN.
 
+    Query head h reads head h // (H / G) of the keys and values: with G = H its own, else one that
+    a group shares (Ainslie et al. 2023).
+
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         divisor: What the scores are divided by, before the bias; None is sqrt(head_dim).
+        softcap: Scores s become softcap * tanh(s / softcap) after the division (Gemma 2); None
+            leaves them.
     """
+    if key.shape[1] != query.shape[1]:
+        shared_by = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(shared_by, dim=1) for x in (key, value))
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
@@ -169,6 +179,8 @@ def dot_product_attention(
     divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
     if divisor != 1:
         scores = scores / divisor
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias
     if mask is not None:

@@ -1,7 +1,7 @@
 """What a decoder layer keeps between two decoding steps, and the attention of a step to it.
 
-Letters in shapes: B batch, H heads, K head_dim, D = H * K, S source length, N hypotheses of a
-source, slots N times target positions.
+Letters in shapes: B batch, H heads, G key heads, K head_dim, D = G * K, S source length,
+N hypotheses of a source, slots N times target positions.
 """
 
 from typing import NamedTuple
@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.kernels.execution import CacheLayout
+from jax_transformer.kernels.segments import join_queries
 from jax_transformer.kernels.softmax import masked_softmax
 
-Keys = Float[Array, "B H K _"] | Float[Array, "B _ _"]  # the last is H * K wide
-Values = Float[Array, "B H _ K"] | Float[Array, "B _ _"]
+Keys = Float[Array, "B G K _"] | Float[Array, "B _ _"]  # the last is G * K wide
+Values = Float[Array, "B G _ K"] | Float[Array, "B _ _"]
 
 
 class LayerCache(NamedTuple):
@@ -26,10 +27,10 @@ class LayerCache(NamedTuple):
     of `SearchExecution.cache`: "split_heads" or "joined_heads".
 
     Attributes:
-        keys: Keys of the target, in columns [B, H, K, slots], or in rows [B, slots, D].
-        values: Values of the target, in rows [B, H, slots, K] or [B, slots, D].
-        memory_keys: Keys of the memory [B, H, K, S] or [B, S, D].
-        memory_values: Values of the memory [B, H, S, K] or [B, S, D].
+        keys: Keys of the target, in columns [B, G, K, slots], or in rows [B, slots, D].
+        values: Values of the target, in rows [B, G, slots, K] or [B, slots, D].
+        memory_keys: Keys of the memory [B, G, K, S] or [B, S, D].
+        memory_values: Values of the memory [B, G, S, K] or [B, S, D].
     """
 
     keys: Keys
@@ -43,12 +44,12 @@ def cache_layout(keys: Keys) -> CacheLayout:
     return "joined_heads" if keys.ndim == 3 else "split_heads"
 
 
-def cached_keys(heads: Float[Array, "B H L K"], layout: CacheLayout) -> Keys:
+def cached_keys(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Keys:
     """Return keys as a cache of this layout holds them."""
     return _side_by_side(heads) if layout == "joined_heads" else heads.swapaxes(2, 3)
 
 
-def cached_values(heads: Float[Array, "B H L K"], layout: CacheLayout) -> Values:
+def cached_values(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Values:
     """Return values as a cache of this layout holds them."""
     return _side_by_side(heads) if layout == "joined_heads" else heads
 
@@ -91,13 +92,26 @@ def attend_to_cache(
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B #H #N S"] | None,
     divisor: float,
+    softcap: float | None = None,
 ) -> Float[Array, "B H N K"]:
     """Return attention over a cache of either layout, whose numbers are all finite.
 
-    `bias` and `divisor` as for `dot_product_attention`.
+    `bias`, `divisor` and `softcap` as for `dot_product_attention`.
     """
-    attend = _joined_attention if cache_layout(keys) == "joined_heads" else _split_attention
-    return attend(query, keys, values, mask, bias, divisor)
+    joined = cache_layout(keys) == "joined_heads"
+    key_heads = keys.shape[2] // query.shape[3] if joined else keys.shape[1]
+    if key_heads < query.shape[1]:
+        mask, bias = (
+            None
+            if x is None
+            else join_queries(
+                jnp.broadcast_to(x, (len(x), *query.shape[1:3], x.shape[3])), key_heads
+            )
+            for x in (mask, bias)
+        )
+    attend = _joined_attention if joined else _split_attention
+    queries = join_queries(query, key_heads)
+    return attend(queries, keys, values, mask, bias, divisor, softcap).reshape(query.shape)
 
 
 def _key_axis(keys: Keys) -> int:
@@ -117,13 +131,14 @@ def _split_attention(
     mask: Bool[Array, "#B #H #T #S"] | None,
     bias: Float[Array, "#B H #T S"] | None,
     divisor: float,
+    softcap: float | None,
 ) -> Float[Array, "B H T K"]:
     """Return attention by one matrix for each head.
 
     With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False)
+    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False, softcap=softcap)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)
 
 
@@ -134,6 +149,7 @@ def _joined_attention(
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B H #N S"] | None,
     divisor: float,
+    softcap: float | None,
 ) -> Float[Array, "B H N K"]:
     """Return attention by one product for all heads of a source; D is H * K.
 
@@ -148,7 +164,7 @@ def _joined_attention(
     queries = jnp.where(columns, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
-    weights = masked_softmax(scores, divisor, mask, bias).astype(query.dtype)
+    weights = masked_softmax(scores, divisor, mask, bias, softcap=softcap).astype(query.dtype)
     heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
     joined = jnp.sum(jnp.where(columns, heads, 0), axis=2).astype(query.dtype)
     return joined.reshape(*joined.shape[:2], num_heads, head_dim).swapaxes(1, 2)

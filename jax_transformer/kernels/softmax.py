@@ -60,14 +60,17 @@ def masked_softmax(
     bias: Float[Array, "#B #H #T S"] | None,
     by_rows: bool = True,
     exponentials: Exponentials = "wide",
+    softcap: float | None = None,
 ) -> Float[Array, "B H T S"]:
-    """Return the weights of scores, which are divided first, before the bias.
+    """Return the weights of scores, which are divided first and then capped, before the bias.
 
     A row without a visible key gets its zeros by a factor for the whole row where `by_rows`, and
     else by a selection of each weight, which is faster for the few queries of a decoding step.
     """
     if divisor != 1:
         scores = scores / divisor
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)  # Gemma 2 (2024), section 2
     if bias is not None:
         scores = scores + bias
     dtype = scores.dtype
