@@ -14,6 +14,7 @@ from jax_transformer.kernels.cached_attention import (
     write_slots,
 )
 from jax_transformer.model import functional
+from tests.models import unchecked
 from tests.parity.ladder import bound, error
 
 BATCH, HEADS, COUNT, SLOTS, HEAD_DIM = 2, 6, 3, 5, 7
@@ -43,6 +44,7 @@ def test_a_cache_of_few_heads_gives_what_their_copies_give(layout, key_heads, ma
 
         arrays = query, cache.keys, cache.values, mask
         shapes = (jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in arrays)
-        assert jax.eval_shape(attend, *shapes).shape == (batch, HEADS, COUNT, HEAD_DIM)
+        with unchecked():
+            assert jax.eval_shape(attend, *shapes).shape == (batch, HEADS, COUNT, HEAD_DIM)
     assert cache.keys.size == BATCH * key_heads * SLOTS * HEAD_DIM
     assert error(found, expected) <= bound("block", "float64")
