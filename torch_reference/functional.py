@@ -47,6 +47,34 @@ def sinusoidal_positions(
     return table if rounding == "none" else table.float().to(getattr(torch, rounding)).to(table)
 
 
+def rotary_angles(
+    length: int, columns: int, theta: float, scaling: float = 1.0
+) -> Float[Tensor, "length columns/2"]:
+    """Return the float64 angle of each position and each pair of columns (Su et al. 2021).
+
+    Args:
+        columns: Columns of a head that are rotated; even. Pair c has the frequency
+            theta**(-2 c / columns).
+        scaling: What positions are divided by (Chen et al. 2023).
+    """
+    position = torch.arange(length, dtype=torch.float64)[:, None] / scaling
+    return position * theta ** (-torch.arange(0, columns, 2, dtype=torch.float64) / columns)
+
+
+def rotate(x: Float[Tensor, "B H L K"], angles: Float[Tensor, "L C"]) -> Float[Tensor, "B H L K"]:
+    """Return heads whose first 2 C columns are rotated, column c with column c + C."""
+    half = angles.shape[1]
+    cosines, sines = angles.cos().to(x), angles.sin().to(x)
+    first, second, rest = x.tensor_split([half, 2 * half], dim=-1)
+    rotated = first * cosines - second * sines, second * cosines + first * sines, rest
+    return torch.cat(rotated, dim=-1)
+
+
+def soft_cap(x: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
+    """Return numbers below a bound, cap * tanh(x / cap) (Gemma Team 2024); None changes nothing."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
 def relative_position_buckets(
     distance: Int[Tensor, "*shape"], num_buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[Tensor, "*shape"]:
@@ -179,8 +207,7 @@ def dot_product_attention(
     divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
     if divisor != 1:
         scores = scores / divisor
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = soft_cap(scores, softcap)
     if bias is not None:
         scores = scores + bias
     if mask is not None:

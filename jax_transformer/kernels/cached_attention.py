@@ -4,7 +4,7 @@ Letters in shapes: B batch, H heads, G key heads, K head_dim, D = G * K, S sourc
 N hypotheses of a source, slots N times target positions.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,21 @@ class LayerCache(NamedTuple):
     memory_values: Values
 
 
+class MergedCache(NamedTuple):
+    """What a layer of merged attention keeps: of the memory, then of the target's slots.
+
+    Attributes:
+        keys: In columns [B, G, K, S + slots], or in rows [B, S + slots, G * K].
+        values: In rows [B, G, S + slots, K] or [B, S + slots, G * K].
+    """
+
+    keys: Keys
+    values: Values
+
+
+Kept = TypeVar("Kept", LayerCache, MergedCache)
+
+
 def cache_layout(keys: Keys) -> CacheLayout:
     """Return the layout that the keys of a cache have."""
     return "joined_heads" if keys.ndim == 3 else "split_heads"
@@ -56,15 +71,15 @@ def cached_values(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Values
 
 def empty_cache(memory_keys: Keys, memory_values: Values, slots: int) -> LayerCache:
     """Return the cache before the first token."""
-    key_axis = _key_axis(memory_keys)
+    axes = key_axis(memory_keys), memory_values.ndim - 2
     keys, values = (
         jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
-        for x, axis in ((memory_keys, key_axis), (memory_values, memory_values.ndim - 2))
+        for x, axis in zip((memory_keys, memory_values), axes, strict=True)
     )
     return LayerCache(keys, values, memory_keys, memory_values)
 
 
-def write_slots(cache: LayerCache, keys: Keys, values: Values, start: Int[Array, ""]) -> LayerCache:
+def write_slots(cache: Kept, keys: Keys, values: Values, start: Int[Array, ""]) -> Kept:
     """Return the cache with keys and values of the target written from slot `start` on.
 
     Where they do not fit, nothing is written: `jax.lax.dynamic_update_slice` alone would move the
@@ -80,7 +95,7 @@ def write_slots(cache: LayerCache, keys: Keys, values: Values, start: Int[Array,
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
     return cache._replace(
-        keys=write(cache.keys, keys, _key_axis(keys)),
+        keys=write(cache.keys, keys, key_axis(keys)),
         values=write(cache.values, values, values.ndim - 2),
     )
 
@@ -113,7 +128,7 @@ def attend_to_cache(
     return attend(queries, keys, values, mask, bias, divisor, softcap).reshape(query.shape)
 
 
-def _key_axis(keys: Keys) -> int:
+def key_axis(keys: Keys) -> int:
     """Return the axis of the slots; in values it is the last but one."""
     return 1 if cache_layout(keys) == "joined_heads" else 3
 

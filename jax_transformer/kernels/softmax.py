@@ -53,6 +53,11 @@ def _softmax_jvp(
     return weights, product - weights * jnp.sum(product, axis=-1, keepdims=True)
 
 
+def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """Return numbers below a bound, cap * tanh(x / cap) (Gemma Team 2024); None changes nothing."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 def masked_softmax(
     scores: Float[Array, "B H T S"],
     divisor: float,
@@ -69,8 +74,7 @@ def masked_softmax(
     """
     if divisor != 1:
         scores = scores / divisor
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)  # Gemma 2 (2024), section 2
+    scores = soft_cap(scores, softcap)
     if bias is not None:
         scores = scores + bias
     dtype = scores.dtype

@@ -79,6 +79,37 @@ def sinusoidal_positions(
     return table
 
 
+def rotary_angles(
+    length: int, columns: int, theta: float, scaling: float = 1.0
+) -> Float[np.ndarray, "length columns/2"]:
+    """Return the float64 angle of each position and each pair of columns (Su et al. 2021).
+
+    Args:
+        columns: Columns of a head that are rotated; even. Pair c has the frequency
+            theta**(-2 c / columns).
+        scaling: What positions are divided by (Chen et al. 2023).
+    """
+    frequencies = theta ** (-np.arange(0, columns, 2) / columns)
+    return np.arange(length)[:, None] / scaling * frequencies
+
+
+def rotate(
+    x: Float[Array, "B H L K"], rotation: tuple[Float[Array, "#L C"], Float[Array, "#L C"]]
+) -> Float[Array, "B H L K"]:
+    """Return heads whose first 2 C columns are rotated, column c with column c + C.
+
+    Args:
+        rotation: Cosines and sines of the angles of each position.
+    """
+    cosines, sines = rotation
+    half = cosines.shape[1]
+    first, second, rest = (
+        part.astype(cosines.dtype) for part in jnp.split(x, [half, 2 * half], -1)
+    )
+    rotated = first * cosines - second * sines, second * cosines + first * sines, rest
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
 def relative_position_buckets(
     distance: Int[np.ndarray, " distances"],
     num_buckets: int,
