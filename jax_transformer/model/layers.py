@@ -5,8 +5,8 @@ The classes of `torch_reference.layers` have the same names, parameters and meth
 random stream. The cache, and the methods that use it, exist in JAX only.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
-G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a source, slots N times
-target positions.
+G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a
+source, slots N times target positions.
 """
 
 import hashlib
