@@ -35,10 +35,11 @@ TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word"
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
 MOST_HEADS = 256
 _HINTS = inspect.get_annotations(TransformerConfig, eval_str=True)
-LITERALS = "norm_placement norm activation attention_scale embedding_scale output_scale"
+LITERALS = "norm_placement norm activation embedding_scale output_scale"
 # The values of the fields that change numbers and no shape, the usual ones first.
 VALUES: dict[str, tuple[Any, ...]] = {
     **{name: get_args(_HINTS[name]) for name in (*LITERALS.split(), "decoder_attention")},
+    "attention_scale": get_args(get_args(_HINTS["attention_scale"])[0]),
     "decoder_norm_placement": (None, *get_args(NormPlacement)),
     "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
     "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
