@@ -290,7 +290,7 @@ def test_a_gpu_whose_kernels_cap_no_scores_computes_plain_attention(softcap):
     config = dataclasses.replace(NO_DROPOUT, d_kv=64, attention_softcap=softcap)
     device = Mock(jax.Device, platform="gpu", compute_capability="9.0")
     settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
-    mesh = Mock(devices=np.array([device]))
+    mesh = Mock(jax.sharding.Mesh, devices=np.array([device]))
     expected = "cudnn" if softcap is None else "plain"
     assert training_execution(device, config, settings).attention == expected
     assert attention_choice(mesh, config, settings).implementation == expected
