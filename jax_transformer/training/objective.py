@@ -166,8 +166,10 @@ _sum_of_parts.defvjp(_sum_of_parts_forward, _sum_of_parts_backward)
 
 def check_packs(config: TransformerConfig) -> None:
     """Refuse a model that cannot keep the pairs of a packed row apart."""
-    for name, value in (("token_embeddings", "none"), ("decoder_attention", "self_over_memory")):
-        if getattr(config, name) == value:
+    # Merged attention turns queries by their places in the row, and the memory's keys not at all.
+    refused = {"token_embeddings": ("none",), "decoder_attention": ("self_over_memory", "merged")}
+    for name, values in refused.items():
+        if (value := getattr(config, name)) in values:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
 
 

@@ -296,8 +296,9 @@ def attention_choice(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> AttentionChoice:
     """Return which implementation of attention `sharded_train_step` uses, and why."""
-    dropped = config.attention_dropout_rate > 0
-    return choose_for(mesh.devices.flat[0], training_config.compute_dtype, config.head_dim, dropped)
+    device, dtype = mesh.devices.flat[0], training_config.compute_dtype
+    dropped, capped = config.attention_dropout_rate > 0, config.attention_softcap is not None
+    return choose_for(device, dtype, config.head_dim, dropped, capped)
 
 
 def training_execution(
@@ -313,8 +314,8 @@ def training_execution(
     }
     if device is None:
         return Execution(**fields)
-    dropped = config.attention_dropout_rate > 0
-    return execution_on(device, dtype, config.head_dim, dropped, **fields)
+    dropped, capped = config.attention_dropout_rate > 0, config.attention_softcap is not None
+    return execution_on(device, dtype, config.head_dim, dropped, capped, **fields)
 
 
 def sharded_train_step(
@@ -343,8 +344,9 @@ def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `evaluation_step` for a mesh, compiled."""
-    device = mesh.devices.flat[0]
-    execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped=False)
+    device, capped = mesh.devices.flat[0], config.attention_softcap is not None
+    dtype = training_config.compute_dtype
+    execution = execution_on(device, dtype, config.head_dim, dropped=False, capped=capped)
     step = partial(
         evaluation_step,
         config=config,

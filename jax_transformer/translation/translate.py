@@ -101,7 +101,8 @@ class TextSearch:
         is_much = num_sources * sum(leaf.size for leaf in leaves) >= MUCH_WORK
         may_leave = is_much and device.platform == "cpu" and row_shards(self.mesh) == 1
         suited = device, leaves[0].dtype.name, config.head_dim
-        return execution_on(*suited, kind=SearchExecution, smaller_batches=may_leave)
+        own = {"capped": config.attention_softcap is not None, "smaller_batches": may_leave}
+        return execution_on(*suited, kind=SearchExecution, **own)
 
     def target_length(self, source_length: int, is_last: bool) -> int:
         """Return the most tokens of the translations in a batch of sources of a length.

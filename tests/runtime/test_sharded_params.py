@@ -92,6 +92,74 @@ def test_parameters_on_several_devices_give_the_same_results(tmp_path):
     print(f"{found['split']} parameters split over 4 devices: {found}")
 
 
+ON_EIGHT_DEVICES = """
+import json
+import jax, numpy as np
+import jax.numpy as jnp
+from jax_transformer import apply, generate
+from jax_transformer.kernels.execution import SearchExecution
+from jax_transformer.model.tree import parameter_shardings
+from jax_transformer.runtime.sharding import make_mesh
+from tests.models import random_params, random_tokens, small_config
+
+jax.config.update("jax_enable_x64", True)
+found = {}
+for name, sizes in (("windows", "data=2,fsdp=2,tensor=2"), ("merged", "fsdp=2,tensor=4")):
+    config = small_config(name, num_encoder_layers=2, num_decoder_layers=2, d_ff=56)
+    params, (src, tgt) = random_params(config, dtype=np.float64), random_tokens(config)
+    src, tgt = (np.resize(ids, (8, ids.shape[1])) for ids in (src, tgt))
+
+    def logits(params):
+        return apply(params, config, src, tgt)
+
+    def run(params):
+        output, transpose = jax.vjp(logits, params)
+        return output, transpose(jnp.cos(output))
+
+    def search(params, platform):
+        by = SearchExecution.for_platform(platform)
+        return generate(params, config, src, max_new_tokens=9, beam_size=3, execution=by)
+
+    expected = jax.jit(run)(params), search(params, "cpu")
+    mesh = make_mesh(sizes)
+    split = jax.device_put(params, parameter_shardings(mesh, params, config))
+    query, key = (
+        split["encoder"]["layers_0"]["self_attention"][part]["kernel"].sharding.spec
+        for part in ("query", "key")
+    )
+    with jax.set_mesh(mesh):
+        ours = jax.jit(run)(split), [search(split, platform) for platform in ("cpu", "tpu")]
+    pairs = zip(jax.tree.leaves(ours[0]), jax.tree.leaves(expected[0]), strict=True)
+    errors = [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in pairs]
+    tokens = [np.array_equal(by.tokens, expected[1].tokens) for by in ours[1]]
+    found[name] = {"error": float(max(errors)), "tokens": all(tokens)}
+    found[name] |= {"query": str(query), "key": str(key)}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.exhaustive
+def test_grouped_heads_with_windows_on_eight_devices_are_those_of_one(tmp_path):
+    """The second encoder has a single head of keys, which stays whole."""
+    flags = f"--xla_force_host_platform_device_count=8 {QUICKLY}"
+    done = subprocess.run(
+        [sys.executable, "-c", ON_EIGHT_DEVICES],
+        capture_output=True,
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    print(found)
+    for name, key in (("windows", "('fsdp', 'tensor')"), ("merged", "('fsdp', None)")):
+        assert found[name]["query"].endswith("('fsdp', 'tensor')")
+        assert found[name]["key"].endswith(key)
+        assert found[name]["error"] <= 1e-12
+        assert found[name]["tokens"]
+
+
 def test_parts_on_the_devices_of_other_processes_are_refused():
     spread = types.SimpleNamespace(
         is_fully_addressable=False, is_fully_replicated=False, shape=(4, 2)

@@ -22,7 +22,7 @@ from tests.tiers import tiered
 
 LONGEST = 9
 PACKED = TrainingConfig(batching="packed", pack_length=23, max_tokens=3 * 23)
-PRESETS = ("vaswani2017", "pre_norm", "marian")
+PRESETS = ("vaswani2017", "pre_norm", "marian", "windows")
 
 loss_and_gradients = jax.jit(
     jax.value_and_grad(batch_loss, has_aux=True), static_argnames=("config", "label_smoothing")
@@ -129,7 +129,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
     assert not np.isclose(changed[batch.tgt_segments == 1], logits[batch.tgt_segments == 1]).all()
 
 
-@pytest.mark.parametrize("name", ["shared_heads", "torch_nn"])
+@pytest.mark.parametrize("name", ["shared_heads", "torch_nn", "merged"])
 def test_a_model_that_cannot_be_packed_is_refused(name):
     config = small_config(name, pad_id=0, bos_id=1, eos_id=2)
     corpus = make_corpus(make_config("pre_norm"))

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,10 @@ from jax_transformer.training.step import (
     _split_rows,
     _sum_of_parts,
     _train_step,
+    attention_choice,
     init_state,
     train_step,
+    training_execution,
 )
 from tests.tiers import tiered
 
@@ -280,6 +283,17 @@ def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert products
     assert all(line.split("->")[1].count("bf16") == 1 for line in products)
+
+
+@pytest.mark.parametrize("softcap", [None, 50.0])
+def test_a_gpu_whose_kernels_cap_no_scores_computes_plain_attention(softcap):
+    config = dataclasses.replace(NO_DROPOUT, d_kv=64, attention_softcap=softcap)
+    device = Mock(jax.Device, platform="gpu", compute_capability="9.0")
+    settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
+    mesh = Mock(jax.sharding.Mesh, devices=np.array([device]))
+    expected = "cudnn" if softcap is None else "plain"
+    assert training_execution(device, config, settings).attention == expected
+    assert attention_choice(mesh, config, settings).implementation == expected
 
 
 def test_every_step_drops_others():
