@@ -82,7 +82,8 @@ QUICK = (
     *("mbart-50 without tokenizer.json", "nllb with legacy behaviour"),
     *("t5 without tokenizer.json", "pegasus that cleans up", "byte-level t5, as codet5"),
     *("bytes with few sentinels", "word pieces, as bart-base-chinese"),
-    *("the general class with BOS", "gemma", "marian with two vocabularies", "marian that cleans up"),
+    *("the general class with BOS", "gemma"),
+    *("marian with two vocabularies", "marian that cleans up"),
 )
 PLAIN = [name for name in FOLDERS if name != "marian that cleans up"]  # without added tokens
 WITH_LANGUAGES = [name for name, row in FOLDERS.items() if row[5:]]
