@@ -30,6 +30,22 @@ OTHERS = {
     | {"attention_scale": "d_model", "norm": "biased_std_norm"},
     "pre_norm_encoder": {"norm_placement": "pre", "decoder_norm_placement": "post"}
     | {"final_norm": True, "decoder_final_norm": False, "attention_scale": "d_model"},
+    # Every field of T5Gemma, with an encoder of other sizes; in lengths above the windows.
+    "windows": {
+        **{"token_embeddings": "separate", "d_kv": 10, "num_heads": 6, "num_kv_heads": 2},
+        **{"encoder_d_model": 30, "encoder_num_heads": 4, "encoder_num_kv_heads": 4},
+        **{"encoder_d_ff": 19, "positions": "rotary", "rotary_theta": 50.0, "rotary_scaling": 2.0},
+        **{"rotary_fraction": 0.65, "sliding_window": 4, "sliding_window_pattern": 2},
+        **{"sliding_window_theta": 9.0, "attention_scale": 7.0, "attention_softcap": 1.5},
+        **{"logit_softcap": 2.0, "norm": "zero_centered_rms_norm", "norm_bias": False},
+        **{"norm_placement": "sandwich", "final_norm": True, "memory_norm": True},
+    },
+    # And those of T5Gemma 2.
+    "merged": {
+        **{"decoder_attention": "merged", "num_heads": 4, "d_kv": 6, "num_kv_heads": 2},
+        **{"query_key_norm": True, "positions": "rotary", "sliding_window": 5},
+        **{"encoder_window": "split", "encoder_num_kv_heads": 1, "norm_placement": "pre"},
+    },
 }
 
 
@@ -42,6 +58,8 @@ def small_config(preset, **overrides):
     fields = {"src_vocab_size": 41 if shared else 37, "tgt_vocab_size": 41} | SIZES
     if defaults.bos_id == defaults.pad_id:  # padding is the last id, and begins every target
         fields |= {"pad_id": 40, "bos_id": 40}
+    if defaults.num_kv_heads is not None:
+        fields["num_kv_heads"] = 1
     if defaults.d_kv is not None:  # heads narrower than the residual stream
         fields["d_kv"] = 5
     if defaults.positions == "relative":  # distances in every kind of bucket
@@ -73,7 +91,8 @@ def random_params(config, seed=0, dtype=np.float32):
         if name == "embedding":
             deviation = 1.0 if t5 else config.d_model**-0.5
             return random.normal(0, deviation, leaf.shape).astype(dtype)
-        return random.normal(1.0 if name == "scale" else 0.0, 0.3, leaf.shape).astype(dtype)
+        usual = name == "scale" and config.norm != "zero_centered_rms_norm"
+        return random.normal(float(usual), 0.3, leaf.shape).astype(dtype)
 
     return jax.tree_util.tree_map_with_path(draw, shapes(config))
 

@@ -21,7 +21,7 @@ WRONG = [
     ({"max_length": 0}, ["max_length=0", "at least 1"]),
     ({"src_vocab_size": 0}, ["src_vocab_size=0", "at least 1"]),
     ({"tgt_vocab_size": "8k"}, ["tgt_vocab_size='8k'", "whole number"]),
-    ({"positions": "rotary"}, ["positions='rotary'", "sinusoidal_halves"]),
+    ({"positions": "alibi"}, ["positions='alibi'", "sinusoidal_halves"]),
     ({"activation": "tanh"}, ["activation='tanh'", "gelu_tanh"]),
     ({"norm": ["layer_norm"]}, ["norm=['layer_norm']", "std_norm"]),
     ({"qkv_bias": 1}, ["qkv_bias=1", "True or False"]),
@@ -44,7 +44,7 @@ WRONG = [
     ),
     (
         {"decoder_attention": "self_over_memory", "decoder_norm_placement": "pre"},
-        ["decoder_attention='self_over_memory' must be", "decoder_norm_placement='pre'"],
+        ["decoder_norm_placement='pre' must be 'post'", "decoder_attention='self_over_memory'"],
     ),
     (
         {"decoder_norm_placement": "pre", "dropout_placement": "norm"},
@@ -52,11 +52,38 @@ WRONG = [
     ),
     (
         {"decoder_norm_placement": "both"},
-        ["decoder_norm_placement='both'", "'pre' or None"],
+        ["decoder_norm_placement='both'", "'sandwich' or None"],
     ),
     (
         {"decoder_attention": "self_over_memory", "memory_norm": True},
         ["memory_norm=True must be False", "self_over_memory"],
+    ),
+    ({"decoder_attention": "merged", "memory_norm": True}, ["memory_norm=True", "'merged'"]),
+    ({"decoder_attention": "self_over_memory", "sliding_window": 3}, ["sliding_window=3 must be"]),
+    ({"num_kv_heads": 3}, ["num_kv_heads=3 must divide num_heads=8"]),
+    ({"head_projection": "shared", "num_kv_heads": 2}, ["num_kv_heads=2 must be None"]),
+    ({"encoder_num_heads": 7}, ["of the encoder's sizes", "num_heads=7 must divide d_model=512"]),
+    (
+        {"encoder_d_model": 8, "token_embeddings": "shared"},
+        ["encoder_d_model=8 must be d_model=512 where token_embeddings='shared'"],
+    ),
+    ({"encoder_d_model": 8, "decoder_attention": "merged"}, ["encoder_d_model=8", "'merged'"]),
+    ({"rotary_theta": 500.0}, ["rotary_theta=500.0 needs positions='rotary', not 'sinusoidal'"]),
+    ({"positions": "rotary", "rotary_theta": 0}, ["rotary_theta=0", "finite number"]),
+    (
+        {"positions": "rotary", "d_kv": 7},
+        ["rotary_fraction=1.0 of heads of 7 columns is 7", "even"],
+    ),
+    ({"sliding_window_pattern": 2}, ["sliding_window_pattern=2", "sliding_window=None"]),
+    ({"sliding_window": 4, "sliding_window_theta": 5.0}, ["needs positions='rotary'"]),
+    ({"encoder_window": "split"}, ["encoder_window='split'", "sliding_window=None"]),
+    ({"attention_scale": 0.0}, ["attention_scale=0.0", "'head_dim'", "finite number"]),
+    ({"attention_softcap": 0}, ["attention_softcap=0", "finite number"]),
+    ({"norm": "zero_centered_rms_norm"}, ["norm_bias=True must be False"]),
+    ({"norm": "std_norm", "query_key_norm": True, "d_kv": 1}, ["query_key_norm=True"]),
+    (
+        {"positions": "relative", "decoder_attention": "merged"},
+        ["merged", "positions='relative'", "'self_then_cross'"],
     ),
     ({"d_kv": 0}, ["d_kv=0", "at least 1"]),
     # What no device can count, or no Python number can be shown as.
@@ -225,10 +252,41 @@ def test_the_decoder_follows_norm_placement_until_it_is_told_otherwise():
             assert tuple(found) == (placement, own)
 
 
-@pytest.mark.parametrize(("scale", "divisor"), [("head_dim", 4), ("d_model", 8), ("none", 1)])
+@pytest.mark.parametrize(
+    ("scale", "divisor"), [("head_dim", 4), ("d_model", 8), ("none", 1), (9, 3)]
+)
 def test_the_divisor_of_the_scores_is_that_of_the_scale(scale, divisor):
     sizes = {"d_model": 64, "num_heads": 3, "d_kv": 16}
     assert TransformerConfig(**sizes, attention_scale=scale).attention_divisor == divisor
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "encoder"),
+    [
+        (3, "each_side", (3, 3)),
+        (3, "split", (1, 1)),
+        (4, "split", (1, 2)),
+        (1, "split", (0, 0)),
+    ],
+)
+def test_the_last_layer_of_a_pattern_has_no_window(size, kind, encoder):
+    config = TransformerConfig(sliding_window=size, sliding_window_pattern=3, encoder_window=kind)
+    assert [config.window_of("encoder", layer) for layer in range(4)] == [encoder] * 2 + [
+        None,
+        encoder,
+    ]
+    assert config.window_of("decoder", 1) == (size - 1, 0)
+    everywhere = dataclasses.replace(config, sliding_window_pattern=None)
+    assert None not in {everywhere.window_of("decoder", layer) for layer in range(6)}
+
+
+def test_a_stack_has_the_sizes_of_its_own():
+    config = TransformerConfig(encoder_d_model=96, encoder_num_heads=6, num_kv_heads=2)
+    encoder = config.stack("encoder")
+    assert (encoder.d_model, encoder.num_heads, encoder.key_heads, encoder.d_ff) == (96, 6, 2, 2048)
+    assert encoder.stack("encoder") == encoder
+    assert config.stack("decoder") is config
+    assert config.part("encoder").d_model == 96
 
 
 def test_a_config_that_was_written_before_a_field_was_added_is_read():
@@ -240,7 +298,14 @@ def test_a_config_that_was_written_before_a_field_was_added_is_read():
 def test_explicit_has_the_value_that_each_none_stands_for():
     config = TransformerConfig(d_model=12, num_heads=3, dropout=0.3, final_norm=True)
     explicit = config.explicit()
-    assert None not in explicit.values()
+    nothing = {name for name, value in explicit.items() if value is None}
+    assert nothing == {  # None is no other value of these
+        "attention_softcap",
+        "logit_softcap",
+        "sliding_window",
+        "sliding_window_pattern",
+        "sliding_window_theta",
+    }
     assert (explicit["d_kv"], explicit["decoder_final_norm"]) == (4, True)
     assert explicit["decoder_norm_placement"] == "post"
     assert (explicit["attention_dropout"], explicit["activation_dropout"]) == (0.3, 0.3)

@@ -15,15 +15,18 @@ from tests.models import small_config
 
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
 # Every axis another length, so that a length has one name.
-LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 15, "F": 53, "L": 29, "B": 10, "H": 3}
-SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 3, "d_kv": 5}
+LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 28, "GK": 14, "K": 7, "F": 53, "L": 29, "B": 10}
+LENGTHS |= {"H": 4}
+SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 4, "d_kv": 7}
+SIZES |= {"num_kv_heads": 2}
 SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
 def all_shapes():
     """Return the shape of every parameter of any config, by path, in letters."""
     needs = [need for row in PARAMETERS.values() for need in row.needs.items()]
-    fields = {name: value for name, value in needs if value is True}
+    fields = {name: True for name, values in needs if values == (True,)}
+    fields |= {"norm_placement": "sandwich"}
     configs = [
         TransformerConfig(**SIZES | {"src_vocab_size": 41}, token_embeddings="shared"),
         TransformerConfig(**SIZES, **fields, positions="learned"),
@@ -53,11 +56,11 @@ def tree():
         modules.setdefault(owner, []).append((leaf, shapes[path]))
     lines = {}
     for owner, leaves in modules.items():
-        named = re.sub("/(query|key|value)$", "/{query,key,value}", owner)
-        line = f"{named:<54}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
+        named = re.sub("/(key|value)$", "/{key,value}", owner)
+        line = f"{named:<58}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
         if needs := PARAMETERS[f"{owner}/{leaves[0][0]}"].missing_fields(usual):
             field, value = list(needs.items())[-1]
-            line = f"{line:<82}{field}={value!r}"
+            line = f"{line:<86}{field}={value!r}"
         lines[line] = None
     return "\n".join(sorted(lines))
 
@@ -118,7 +121,6 @@ def other_width(body):
 
 
 CLAIMS = {
-    "rotary positions": config(positions="rotary"),
     "ALiBi": config(positions="alibi"),
     "tables of another width": module(words=nn.Embedding(7, 6)),
     "a third table": module(a=nn.Embedding(7, 12), b=nn.Embedding(7, 12), c=nn.Embedding(2, 12)),
@@ -152,10 +154,10 @@ def test_what_the_page_names_is_on_the_page():
         assert claim in text, claim
 
 
-def test_no_field_and_no_parameter_is_of_an_expert_a_window_or_fewer_key_heads():
+def test_no_field_and_no_parameter_is_of_an_expert_or_a_segment():
     """A field that makes one of these claims wrong would have such a name."""
     names = [*(field.name for field in dataclasses.fields(TransformerConfig)), *PARAMETERS]
-    for word in ("expert", "key_value", "kv_heads", "window", "segment", "query_norm", "rotary"):
+    for word in ("expert", "segment", "alibi", "adapter"):
         assert not any(word in name for name in names), word
 
 

@@ -1,6 +1,7 @@
 """The maths of the Transformer as pure functions of tensors.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, K head_dim.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, G key heads,
+K head_dim.
 """
 
 import math
@@ -44,6 +45,34 @@ def sinusoidal_positions(
         else:
             table = torch.stack([sines, cosines], dim=2).flatten(1)
     return table if rounding == "none" else table.float().to(getattr(torch, rounding)).to(table)
+
+
+def rotary_angles(
+    length: int, columns: int, theta: float, scaling: float = 1.0
+) -> Float[Tensor, "length columns/2"]:
+    """Return the float64 angle of each position and each pair of columns (Su et al. 2021).
+
+    Args:
+        columns: Columns of a head that are rotated; even. Pair c has the frequency
+            theta**(-2 c / columns).
+        scaling: What positions are divided by (Chen et al. 2023).
+    """
+    position = torch.arange(length, dtype=torch.float64)[:, None] / scaling
+    return position * theta ** (-torch.arange(0, columns, 2, dtype=torch.float64) / columns)
+
+
+def rotate(x: Float[Tensor, "B H L K"], angles: Float[Tensor, "L C"]) -> Float[Tensor, "B H L K"]:
+    """Return heads whose first 2 C columns are rotated, column c with column c + C."""
+    half = angles.shape[1]
+    cosines, sines = angles.cos().to(x), angles.sin().to(x)
+    first, second, rest = x.tensor_split([half, 2 * half], dim=-1)
+    rotated = first * cosines - second * sines, second * cosines + first * sines, rest
+    return torch.cat(rotated, dim=-1)
+
+
+def soft_cap(x: Float[Tensor, "*shape"], cap: float | None) -> Float[Tensor, "*shape"]:
+    """Return numbers below a bound, cap * tanh(x / cap) (Gemma Team 2024); None changes nothing."""
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def relative_position_buckets(
@@ -144,12 +173,13 @@ def clear_unattended(
 
 def dot_product_attention(
     query: Float[Tensor, "B H T K"],
-    key: Float[Tensor, "B H S K"],
-    value: Float[Tensor, "B H S K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S K"],
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
     bias: Float[Tensor, "#B H T S"] | None = None,
     divisor: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "B H T K"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
@@ -157,11 +187,19 @@ def dot_product_attention(
     Keys and values that no query may attend to have no influence, whatever they contain: without
     the selection below, 0 * NaN would be NaN.
 
+    Query head h reads head h // (H / G) of the keys and values: with G = H its own, else one that
+    a group shares (Ainslie et al. 2023).
+
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         divisor: What the scores are divided by, before the bias; None is sqrt(head_dim).
+        softcap: Scores s become softcap * tanh(s / softcap) after the division (Gemma 2); None
+            leaves them.
     """
+    if key.shape[1] != query.shape[1]:
+        shared_by = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(shared_by, dim=1) for x in (key, value))
     if mask is not None:
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
@@ -169,6 +207,7 @@ def dot_product_attention(
     divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
     if divisor != 1:
         scores = scores / divisor
+    scores = soft_cap(scores, softcap)
     if bias is not None:
         scores = scores + bias
     if mask is not None:

@@ -1,6 +1,7 @@
 """The blocks of the model as torch modules, named as in `jax_transformer.model.layers`.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, G heads of keys and
+values, K head_dim, C pairs of rotated columns, V vocab.
 """
 
 import torch
@@ -12,18 +13,22 @@ from torch_reference import functional
 
 
 class Norm(nn.Module):
-    """The norm that the config names, over the last axis."""
+    """The norm that the config names, over the last axis, whose width is d_model if None."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, width: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.weight = nn.Parameter(torch.ones(config.d_model))
-        self.bias = nn.Parameter(torch.zeros(config.d_model)) if config.norm_bias else None
+        width = config.d_model if width is None else width
+        zero_centered = config.norm == "zero_centered_rms_norm"
+        self.weight = nn.Parameter(torch.zeros(width) if zero_centered else torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if config.norm_bias else None
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return the normed rows."""
         if self.config.norm == "rms_norm":
             return functional.rms_norm(x, self.weight, self.config.norm_epsilon)
+        if self.config.norm == "zero_centered_rms_norm":
+            return functional.rms_norm(x, 1 + self.weight, self.config.norm_epsilon)
         parameters = self.weight, self.bias, self.config.norm_epsilon
         if self.config.norm == "layer_norm":
             return functional.layer_norm(x, *parameters)
@@ -85,18 +90,27 @@ class RelativeAttentionBias(nn.Embedding):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention (section 3.2.2) with full or shared head projections."""
+    """Multi-head attention (section 3.2.2) with full or shared head projections.
 
-    def __init__(self, config: TransformerConfig) -> None:
+    Args:
+        memory_width: Width of what keys and values are made of; None is d_model.
+    """
+
+    def __init__(self, config: TransformerConfig, memory_width: int | None = None) -> None:
         super().__init__()
         self.config = config
-        shared = config.head_projection == "shared"
-        inner = config.num_heads * config.head_dim
-        inputs, outputs = (config.head_dim,) * 2 if shared else (config.d_model, inner)
-        self.query = nn.Linear(inputs, outputs, bias=config.qkv_bias)
-        self.key = nn.Linear(inputs, outputs, bias=config.qkv_bias)
-        self.value = nn.Linear(inputs, outputs, bias=config.qkv_bias)
+        width = config.d_model if memory_width is None else memory_width
+        inner, keys = config.num_heads * config.head_dim, config.key_heads * config.head_dim
+        of_query, of_key = (config.d_model, inner), (width, keys)
+        if config.head_projection == "shared":
+            of_query = of_key = config.head_dim, config.head_dim
+        self.query = nn.Linear(*of_query, bias=config.qkv_bias)
+        self.key = nn.Linear(*of_key, bias=config.qkv_bias)
+        self.value = nn.Linear(*of_key, bias=config.qkv_bias)
         self.output = nn.Linear(inner, config.d_model, bias=config.attention_output_bias)
+        if config.query_key_norm:
+            self.query_norm = Norm(config, config.head_dim)
+            self.key_norm = Norm(config, config.head_dim)
         self.dropout = nn.Dropout(config.attention_dropout_rate)
 
     def forward(
@@ -106,24 +120,49 @@ class MultiHeadAttention(nn.Module):
         value: Float[Tensor, "B S D"],
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T S"] | None = None,
+        angles: Float[Tensor, "L C"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return what each query gathers from the values that it may attend to."""
+        queries, keys = self.queries(query, angles), self.keys(key, angles)
+        return self.attend(queries, keys, self.project(self.value, value), mask, position_bias)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "B H T K"],
+        keys: Float[Tensor, "B G S K"],
+        values: Float[Tensor, "B G S K"],
+        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
+        position_bias: Float[Tensor, "1 H T S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Return what projected queries gather from projected keys and values, projected."""
+        numbers = self.config.attention_divisor, self.config.attention_softcap
         heads = functional.dot_product_attention(
-            self.project(self.query, query),
-            self.project(self.key, key),
-            self.project(self.value, value),
-            mask,
-            self.dropout,
-            position_bias,
-            self.config.attention_divisor,
+            queries, keys, values, mask, self.dropout, position_bias, *numbers
         )
         return self.output(functional.merge_heads(heads))
 
+    def queries(
+        self, x: Float[Tensor, "B L D"], angles: Float[Tensor, "L C"] | None = None
+    ) -> Float[Tensor, "B H L K"]:
+        """Return the queries of vectors, normed and rotated where the config says so."""
+        heads = self.project(self.query, x)
+        heads = self.query_norm(heads) if self.config.query_key_norm else heads
+        return heads if angles is None else functional.rotate(heads, angles)
+
+    def keys(
+        self, x: Float[Tensor, "B L D"], angles: Float[Tensor, "L C"] | None = None
+    ) -> Float[Tensor, "B G L K"]:
+        """Return the keys of vectors, as `queries`."""
+        heads = self.project(self.key, x)
+        heads = self.key_norm(heads) if self.config.query_key_norm else heads
+        return heads if angles is None else functional.rotate(heads, angles)
+
     def project(self, projection: nn.Linear, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L K"]:
-        """Return the queries, keys or values of vectors, split into heads."""
+        """Return the product of vectors, split into heads."""
         if self.config.head_projection == "shared":
             return projection(functional.split_heads(x, self.config.num_heads))
-        return functional.split_heads(projection(x), self.config.num_heads)
+        x = projection(x)
+        return functional.split_heads(x, x.shape[-1] // self.config.head_dim)
 
 
 class FeedForward(nn.Module):
@@ -156,21 +195,23 @@ class Residual(nn.Module):
         self.config = config
         self.placement = placement
         self.norm = Norm(config)
+        if placement == "sandwich":
+            self.output_norm = Norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, x: Float[Tensor, "B L D"], y: Float[Tensor, "B L D"]
     ) -> Float[Tensor, "B L D"]:
         """Return the residual stream `x` after a sublayer whose output is `y`."""
-        if self.placement == "pre":
-            return x + self.dropout(y)
+        if self.placement != "post":
+            return x + self.dropout(self.output_norm(y) if self.placement == "sandwich" else y)
         if self.config.dropout_placement == "norm":
             return self.dropout(self.norm(x + y))
         return self.norm(x + self.dropout(y))
 
     def sublayer_input(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
-        return self.norm(x) if self.placement == "pre" else x
+        """Return what the sublayer reads: `x`, normed unless norms are placed "post"."""
+        return x if self.placement == "post" else self.norm(x)
 
 
 class EncoderLayer(nn.Module):
@@ -192,16 +233,19 @@ class EncoderLayer(nn.Module):
         x: Float[Tensor, "B S D"],
         mask: Bool[Tensor, "#B #H #S #S"] | None = None,
         position_bias: Float[Tensor, "1 H S S"] | None = None,
+        angles: Float[Tensor, "S C"] | None = None,
     ) -> Float[Tensor, "B S D"]:
         """Return the layer's output.
 
         Args:
             position_bias: Bias of the scores that all layers share [1, H, S, S].
+            angles: Angles that the queries and keys are rotated by [S, C].
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        x = self.self_attention_residual(x, self.self_attention(y, y, y, mask, position_bias))
+        y = self.self_attention(y, y, y, mask, position_bias, angles)
+        x = self.self_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
 
@@ -217,10 +261,12 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual = Residual(config, placement)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
-        self.cross_attention = MultiHeadAttention(config)
-        self.cross_attention_residual = Residual(config, placement)
+        memory_width = config.stack("encoder").d_model
+        if config.decoder_attention != "merged":
+            self.cross_attention = MultiHeadAttention(config, memory_width)
+            self.cross_attention_residual = Residual(config, placement)
         if config.memory_norm:
-            self.memory_norm = Norm(config)
+            self.memory_norm = Norm(config, memory_width)
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config, placement)
 
@@ -231,6 +277,7 @@ class DecoderLayer(nn.Module):
         tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T T"] | None = None,
+        angles: Float[Tensor, "T C"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return the layer's output.
 
@@ -238,12 +285,14 @@ class DecoderLayer(nn.Module):
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
             position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
+            angles: Angles that the self-attention's queries and keys are rotated by [T, C].
         """
         memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        x = self.self_attention_residual(x, self.self_attention(y, y, y, tgt_mask, position_bias))
+        y = self.self_attention(y, y, y, tgt_mask, position_bias, angles)
+        x = self.self_attention_residual(x, y)
         y = self.cross_attention_residual.sublayer_input(x)
         x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
         y = self.feed_forward_residual.sublayer_input(x)

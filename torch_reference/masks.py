@@ -15,6 +15,12 @@ def causal_mask(length: int) -> Bool[Tensor, "1 1 length length"]:
     return torch.tril(torch.ones((length, length), dtype=torch.bool))[None, None]
 
 
+def band_mask(length: int, before: int, after: int) -> Bool[Tensor, "1 1 length length"]:
+    """Return the mask that shows so many earlier and later positions, and the own one."""
+    distance = torch.arange(length) - torch.arange(length)[:, None]
+    return ((distance >= -before) & (distance <= after))[None, None]
+
+
 def source_mask(
     src: Int[Tensor, "batch source"] | Float[Tensor, "batch source D"], config: TransformerConfig
 ) -> Bool[Tensor, "batch 1 1 source"] | None:

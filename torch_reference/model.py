@@ -3,14 +3,16 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Stack, TransformerConfig
 from torch_reference import functional, masks
 from torch_reference.layers import (
+    DecoderLayer,
     Embedding,
     EncoderLayer,
     Norm,
@@ -18,12 +20,41 @@ from torch_reference.layers import (
     PositionEmbedding,
     RelativeAttentionBias,
 )
-from torch_reference.self_over_memory import decoder_layer
+from torch_reference.merged_attention import MergedAttentionLayer
+from torch_reference.self_over_memory import SelfOverMemoryLayer
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
 Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
 SourceMask = Bool[Tensor, "#B #H _ #S"]
 TargetMask = Bool[Tensor, "#B #H #T #T"]
+DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
+    "self_then_cross": DecoderLayer,
+    "self_over_memory": SelfOverMemoryLayer,
+    "merged": MergedAttentionLayer,
+}
+
+
+def of_layers(
+    config: TransformerConfig, stack: Stack, mask: Bool[Tensor, "#B #H #L #L"] | None, length: int
+) -> Iterator[tuple[Bool[Tensor, "#B #H #L #L"] | None, Float[Tensor, "L C"] | None]]:
+    """Yield the mask and the angles of each layer's self-attention.
+
+    Args:
+        mask: What all layers of the stack have in common.
+        length: Number of positions.
+    """
+    for layer in range(getattr(config, f"num_{stack}_layers")):
+        own, angles, window = mask, None, config.window_of(stack, layer)
+        if window is not None:
+            own = masks.band_mask(length, *window)
+            own = own if mask is None else mask & own.to(mask.device)
+        if config.positions == "rotary":
+            theta, scaling = config.rotary_theta, config.rotary_scaling
+            if window is not None and config.sliding_window_theta is not None:
+                theta, scaling = config.sliding_window_theta, 1.0
+            columns = config.rotated_columns
+            angles = functional.rotary_angles(length, columns, theta, scaling)
+        yield own, angles
 
 
 class Encoder(nn.Module):
@@ -45,8 +76,9 @@ class Encoder(nn.Module):
         x, position_bias = functional.clear_unattended(x, src_mask), None
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        for layer in self.layers:
-            x = layer(x, src_mask, position_bias)
+        own = of_layers(self.config, "encoder", src_mask, x.shape[1])
+        for layer, (mask, angles) in zip(self.layers, own, strict=True):
+            x = layer(x, mask, position_bias, angles)
         return self.dropout(self.norm(x))
 
 
@@ -56,7 +88,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        layer = decoder_layer(config)
+        layer = DECODER_LAYERS[config.decoder_attention]
         self.layers = nn.ModuleList(layer(config) for _ in range(config.num_decoder_layers))
         if config.has_shared_relative_bias:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
@@ -75,8 +107,9 @@ class Decoder(nn.Module):
         memory = functional.clear_unattended(memory, src_mask)
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        for layer in self.layers:
-            x = layer(x, memory, tgt_mask, src_mask, position_bias)
+        own = of_layers(self.config, "decoder", tgt_mask, x.shape[1])
+        for layer, (mask, angles) in zip(self.layers, own, strict=True):
+            x = layer(x, memory, mask, src_mask, position_bias, angles)
         return self.dropout(self.norm(x))
 
 
@@ -89,18 +122,18 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, of_encoder = config, config.stack("encoder")
         if config.token_embeddings == "shared":
             self.token_embedding = Embedding(config, config.src_vocab_size)
         elif config.token_embeddings == "separate":
-            self.source_embedding = Embedding(config, config.src_vocab_size)
+            self.source_embedding = Embedding(of_encoder, config.src_vocab_size)
         if config.positions == "learned":
-            self.source_positions = PositionEmbedding(config)
+            self.source_positions = PositionEmbedding(of_encoder)
         if config.embedding_norm:
-            self.source_embedding_norm = Norm(config)
+            self.source_embedding_norm = Norm(of_encoder)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         self.source_dropout = nn.Dropout(source_rate)
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(of_encoder)
         if config.num_decoder_layers:
             self._add_target_side()
 
@@ -168,7 +201,8 @@ class Transformer(nn.Module):
         if self.config.output_scale == "inverse_sqrt_d_model":
             x = x * self.config.d_model**-0.5
         table = self._table("target")
-        return self.output_projection(x, table.weight if table else None)
+        logits = self.output_projection(x, table.weight if table else None)
+        return functional.soft_cap(logits, self.config.logit_softcap)
 
     def add_positions(
         self, x: Float[Tensor, "B L D"], side: Literal["source", "target"]
@@ -180,7 +214,7 @@ class Transformer(nn.Module):
         if config.positions == "learned":
             learned = self.source_positions if side == "source" else self.target_positions
             return x + learned(x.shape[1])
-        sizes = x.shape[1], config.d_model
+        sizes = x.shape[1], x.shape[2]
         kind = config.positions, config.position_offset, config.position_rounding
         table = functional.sinusoidal_positions(*sizes, *kind)
         return x + table.to(x)

@@ -8,7 +8,6 @@ targets have equal lengths. Letters in shapes: B batch, L length, D d_model, H h
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from jax_transformer.config import TransformerConfig
 from torch_reference.layers import DecoderLayer
 
 
@@ -22,10 +21,11 @@ class SelfOverMemoryLayer(DecoderLayer):
         tgt_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
         src_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
         position_bias: None = None,
+        angles: None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
 
-        There is no `position_bias`: targets do not attend to each other.
+        There is no `position_bias` and no `angles`: targets do not attend to each other.
         """
         y = self.self_attention_residual.sublayer_input(memory)
         value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
@@ -33,9 +33,3 @@ class SelfOverMemoryLayer(DecoderLayer):
         x = self.cross_attention_residual(value, self.cross_attention(x, memory, y, src_mask))
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
-
-
-def decoder_layer(config: TransformerConfig) -> type[DecoderLayer]:
-    """Return the class of the config's decoder layers."""
-    over_memory = config.decoder_attention == "self_over_memory"
-    return SelfOverMemoryLayer if over_memory else DecoderLayer

@@ -4,7 +4,8 @@ from jax_transformer.config.transformer_config import (
     LARGEST,
     SPECIAL_IDS,
     NormPlacement,
+    Stack,
     TransformerConfig,
 )
 
-__all__ = ["LARGEST", "SPECIAL_IDS", "NormPlacement", "TransformerConfig"]
+__all__ = ["LARGEST", "SPECIAL_IDS", "NormPlacement", "Stack", "TransformerConfig"]

@@ -21,12 +21,15 @@ Layers = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 DecoderLayers = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
 Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
-NormPlacement = Literal["post", "pre"]
+NormPlacement = Literal["post", "pre", "sandwich"]
+Stack = Literal["encoder", "decoder"]
 # Neither 0 nor infinite in float32.
-Epsilon = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
+Positive = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")  # fields
 
+# What the encoder may have for itself: each is a field, and one more behind "encoder_".
+ENCODER_SIZES = ("d_model", "num_heads", "num_kv_heads", "d_ff")
 # What an encoder alone has in the place of the fields of a decoder.
 ENCODER_ALONE: dict[str, Any] = {
     "num_decoder_layers": 0,
@@ -37,17 +40,31 @@ ENCODER_ALONE: dict[str, Any] = {
     "decoder_final_norm": None,
     "memory_norm": False,
     "decoder_attention": "self_then_cross",
+    "logit_softcap": None,
 }
 # A field with this value: what other fields must then be.
 REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("head_projection", "shared", {"d_kv": None}),
     ("norm", "rms_norm", {"norm_bias": False}),
+    ("norm", "zero_centered_rms_norm", {"norm_bias": False}),
     ("norm_placement", "pre", {"dropout_placement": "sublayer"}),
+    ("norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
     ("decoder_norm_placement", "pre", {"dropout_placement": "sublayer"}),
-    ("decoder_norm_placement", "pre", {"decoder_attention": "self_then_cross"}),
+    ("decoder_norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("num_decoder_layers", 0, ENCODER_ALONE),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
+    ("decoder_attention", "self_over_memory", {"sliding_window": None}),
+    ("decoder_attention", "merged", {"memory_norm": False}),
+    ("sliding_window", None, {"sliding_window_pattern": None, "sliding_window_theta": None}),
+    ("sliding_window", None, {"encoder_window": "each_side"}),
+)
+# A field with this value joins the widths of the encoder and the decoder.
+EQUAL_WIDTHS = (
+    ("token_embeddings", "shared"),
+    ("head_projection", "shared"),
+    ("decoder_attention", "self_over_memory"),
+    ("decoder_attention", "merged"),
 )
 
 
@@ -66,12 +83,18 @@ class TransformerConfig:
         d_model: Width of the residual stream; a multiple of `num_heads` unless `d_kv` is given.
         num_heads: Attention heads.
         d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
+        num_kv_heads: Heads of the keys and values, each of which serves a group of consecutive
+            query heads (Ainslie et al. 2023); None is `num_heads`.
         d_ff: Inner width of the feed-forward network.
+        encoder_d_model: `d_model` of the encoder, if it differs from that of the decoder.
+        encoder_num_heads: The same for `num_heads`.
+        encoder_num_kv_heads: The same for `num_kv_heads`.
+        encoder_d_ff: The same for `d_ff`.
         num_encoder_layers: Layers of the encoder, at most 10,000.
         num_decoder_layers: Layers of the decoder, at most 10,000. 0 is an encoder alone, which has
             no parameters of the target side: only `encode` can be called.
         max_length: The longest source or target, in tokens: a bound by the position table, without
-            one (`positions` "relative" or "none") only the default limit of texts.
+            one (`positions` "relative", "rotary" or "none") only the default limit of texts.
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
             `src` and `tgt` are then vectors [batch, length, d_model] instead of ids.
         embedding_scale: Factor on token embeddings: "sqrt_d_model" (section 3.4) or "none".
@@ -82,7 +105,9 @@ class TransformerConfig:
             all cosines, of frequencies from 1 to exactly 1/10000; "learned" has a table of
             parameters for each side; "none" adds nothing, nor does "relative": a learned bias for
             the distance of query and key is added to the scores of self-attentions (Raffel et al.
-            2020, section 2.1).
+            2020, section 2.1). "rotary" rotates the queries and keys of self-attentions by their
+            positions (Su et al. 2021, section 3.2.2): column c with column c + n / 2 of the n
+            rotated columns.
         position_offset: Row of the position table that belongs to the first token. A learned
             table has max_length + position_offset rows.
         position_rounding: Type whose precision the sinusoids have: "float16" or "bfloat16" where
@@ -92,14 +117,31 @@ class TransformerConfig:
         relative_attention_max_distance: Distance from which on all distances share a bucket.
         relative_attention_bias: "shared" has one table for all layers of a stack, "per_layer"
             one for each layer.
+        rotary_theta: Base of the frequencies of rotary positions: theta**(-2c / n) for column c.
+        rotary_scaling: What rotary positions are divided by (Chen et al. 2023).
+        rotary_fraction: Share of a head's columns, the first ones, that is rotated.
+        sliding_window: Positions that a query of the decoder's self-attention sees: its own and
+            the nearest earlier ones (Beltagy et al. 2020, section 3.1). None: all.
+        sliding_window_pattern: Of each so many layers of a stack, the last one has no window.
+            None: every layer has it.
+        sliding_window_theta: `rotary_theta` of the layers with a window, whose positions are not
+            scaled; None: both as in the other layers.
+        encoder_window: What the encoder's queries see where there is a window: "each_side"
+            `sliding_window` positions on each side, "split" as many as the decoder's, the own one
+            in the middle.
         embedding_norm: Whether embeddings plus positions are normed, before their dropout.
         output_projection: Last product: "linear" has its own matrix, "tied" reuses the target
             embedding table, "none" returns hidden states [batch, length, d_model].
         output_bias: Whether the output projection adds a bias.
         output_scale: Factor on the hidden states before the output projection: "none" or
             "inverse_sqrt_d_model".
+        logit_softcap: Bound of the logits, as `attention_softcap`.
         attention_scale: Divisor of the attention scores: "head_dim" is sqrt(head_dim) (section
-            3.2.1), "d_model" is sqrt(d_model), "none" is 1.
+            3.2.1), "d_model" is sqrt(d_model), "none" is 1, a number is its square root.
+        attention_softcap: Bound c of the attention scores, which become c tanh(score / c) before
+            masks (Gemma Team 2024, section 2); None changes nothing.
+        query_key_norm: Whether queries and keys are normed, each head for itself (Henry et al.
+            2020).
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;
             "shared" splits the heads first and multiplies each by the same (head_dim, head_dim).
         qkv_bias: Whether the query, key and value projections add a bias.
@@ -113,11 +155,12 @@ class TransformerConfig:
             torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon),
             "biased_std_norm" by (biased standard deviation + epsilon); "rms_norm" divides by
             sqrt(mean square + epsilon), without a mean and without a bias (Zhang and Sennrich
-            2019).
+            2019); "zero_centered_rms_norm" is the same with the factor 1 + scale.
         norm_epsilon: The epsilon of every norm.
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
-            "pre" norms the sublayer's input (Xiong et al. 2020).
+            "pre" norms the sublayer's input (Xiong et al. 2020); "sandwich" norms its input and
+            its output (Ding et al. 2021).
         decoder_norm_placement: The placement in the decoder; None means as `norm_placement` says.
         final_norm: Whether the encoder ends in a norm, and the decoder too.
         decoder_final_norm: Whether the decoder ends in a norm; None means as `final_norm` says.
@@ -125,7 +168,8 @@ class TransformerConfig:
         decoder_attention: "self_then_cross" is the paper's decoder layer; "self_over_memory" runs
             the causal self-attention over the encoder's output, feeds the result as the values of
             the second attention and adds the residual to them. It needs targets as long as their
-            sources, and targets do not attend to each other.
+            sources, and targets do not attend to each other. "merged" is one attention to targets
+            and memory side by side, with the same projections (T5Gemma 2).
         dropout: Dropout rate of sublayers and embeddings.
         attention_dropout: Rate on the attention weights; None means `dropout`.
         activation_dropout: Rate inside the feed-forward network; None means `dropout`.
@@ -153,7 +197,12 @@ class TransformerConfig:
     d_model: Size = 512
     num_heads: Size = 8
     d_kv: Size | None = None
+    num_kv_heads: Size | None = None
     d_ff: Size = 2048
+    encoder_d_model: Size | None = None
+    encoder_num_heads: Size | None = None
+    encoder_num_kv_heads: Size | None = None
+    encoder_d_ff: Size | None = None
     num_encoder_layers: Layers = 6
     num_decoder_layers: DecoderLayers = 6
     max_length: Size = 512
@@ -166,6 +215,7 @@ class TransformerConfig:
         "sinusoidal_tensor2tensor",
         "learned",
         "relative",
+        "rotary",
         "none",
     ] = "sinusoidal"
     position_offset: Id = 0
@@ -173,26 +223,38 @@ class TransformerConfig:
     relative_attention_num_buckets: Size = 32
     relative_attention_max_distance: Size = 128
     relative_attention_bias: Literal["shared", "per_layer"] = "shared"
+    rotary_theta: Positive = 10_000.0
+    rotary_scaling: Positive = 1.0
+    rotary_fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    sliding_window: Size | None = None
+    sliding_window_pattern: Size | None = None
+    sliding_window_theta: Positive | None = None
+    encoder_window: Literal["each_side", "split"] = "each_side"
     embedding_norm: bool = False
     output_projection: Literal["linear", "tied", "none"] = "linear"
     output_bias: bool = True
     output_scale: Literal["none", "inverse_sqrt_d_model"] = "none"
-    attention_scale: Literal["head_dim", "d_model", "none"] = "head_dim"
+    logit_softcap: Positive | None = None
+    attention_scale: Literal["head_dim", "d_model", "none"] | Positive = "head_dim"
+    attention_softcap: Positive | None = None
+    query_key_norm: bool = False
     head_projection: Literal["full", "shared"] = "full"
     qkv_bias: bool = True
     attention_output_bias: bool = True
     feed_forward_bias: bool = True
     gated_feed_forward: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    norm: Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm"] = "layer_norm"
-    norm_epsilon: Epsilon = 1e-5
+    norm: Literal[
+        "layer_norm", "std_norm", "biased_std_norm", "rms_norm", "zero_centered_rms_norm"
+    ] = "layer_norm"
+    norm_epsilon: Positive = 1e-5
     norm_bias: bool = True
     norm_placement: NormPlacement = "post"
     decoder_norm_placement: NormPlacement | None = None
     final_norm: bool = False
     decoder_final_norm: bool | None = None
     memory_norm: bool = False
-    decoder_attention: Literal["self_then_cross", "self_over_memory"] = "self_then_cross"
+    decoder_attention: Literal["self_then_cross", "self_over_memory", "merged"] = "self_then_cross"
     dropout: Rate = 0.1
     attention_dropout: Rate | None = None
     activation_dropout: Rate | None = None
@@ -210,6 +272,16 @@ class TransformerConfig:
         check_fields(self)
         for fault in self._faults():
             raise InputError(fault)
+        try:
+            encoder = self.stack("encoder")
+        except InputError as error:
+            raise InputError(f"of the encoder's sizes, {error}") from error
+        for field, value in EQUAL_WIDTHS:
+            if encoder.d_model != self.d_model and getattr(self, field) == value:
+                raise InputError(
+                    f"encoder_d_model={self.encoder_d_model} must be d_model={self.d_model} where "
+                    f"{field}={value!r}"
+                )
 
     @classmethod
     def preset(cls, name: str, /, **overrides: Any) -> TransformerConfig:
@@ -253,8 +325,12 @@ class TransformerConfig:
 
     def explicit(self) -> dict[str, Any]:
         """Return every field by name, where a field is None with the value that None stands for."""
+        encoder = self.stack("encoder")
         return self.to_dict() | {
             "d_kv": self.head_dim,
+            "num_kv_heads": self.key_heads,
+            **{f"encoder_{size}": getattr(encoder, size) for size in ENCODER_SIZES},
+            "encoder_num_kv_heads": encoder.key_heads,
             "decoder_norm_placement": self.norm_placement_of("decoder"),
             "decoder_final_norm": self.decoder_has_final_norm,
             "attention_dropout": self.attention_dropout_rate,
@@ -272,7 +348,17 @@ class TransformerConfig:
         """
         if name not in ("whole", "encoder"):
             raise InputError(f"part={shorten(name)} must be 'whole' or 'encoder'")
-        return dataclasses.replace(self, **ENCODER_ALONE) if name == "encoder" else self
+        if name == "whole":
+            return self
+        return dataclasses.replace(self.stack("encoder"), **ENCODER_ALONE)
+
+    def stack(self, name: Stack) -> TransformerConfig:
+        """Return the config as the blocks of a stack read it: with the sizes of that stack."""
+        own = {size: getattr(self, f"encoder_{size}") for size in ENCODER_SIZES}
+        sizes = {size: value for size, value in own.items() if value is not None}
+        if name == "decoder" or not sizes:
+            return self
+        return dataclasses.replace(self, **sizes, **{f"encoder_{size}": None for size in own})
 
     @property
     def head_dim(self) -> int:
@@ -283,9 +369,32 @@ class TransformerConfig:
     def attention_divisor(self) -> float:
         """What the attention scores are divided by."""
         widths = {"head_dim": self.head_dim, "d_model": self.d_model, "none": 1}
-        return math.sqrt(widths[self.attention_scale])
+        return math.sqrt(widths.get(self.attention_scale, self.attention_scale))
 
-    def norm_placement_of(self, stack: Literal["encoder", "decoder"]) -> NormPlacement:
+    @property
+    def key_heads(self) -> int:
+        """Heads of the keys and values."""
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def rotated_columns(self) -> int:
+        """Columns of a head that rotary positions rotate."""
+        return int(self.head_dim * self.rotary_fraction)
+
+    def window_of(self, stack: Stack, layer: int) -> tuple[int, int] | None:
+        """Return how many earlier and later positions a layer's queries see; None is all.
+
+        Args:
+            layer: Number of the layer in its stack, from 0.
+        """
+        size, pattern = self.sliding_window, self.sliding_window_pattern
+        if size is None or (pattern and (layer + 1) % pattern == 0):
+            return None
+        if stack == "decoder":
+            return size - 1, 0
+        return (size, size) if self.encoder_window == "each_side" else ((size - 1) // 2, size // 2)
+
+    def norm_placement_of(self, stack: Stack) -> NormPlacement:
         """Return where the norms of a stack's sublayers stand."""
         own = self.decoder_norm_placement if stack == "decoder" else None
         return own or self.norm_placement
@@ -293,7 +402,7 @@ class TransformerConfig:
     @property
     def has_position_table(self) -> bool:
         """Whether a position table is added to the embeddings, which limits their length."""
-        return self.positions not in ("relative", "none")
+        return self.positions not in ("relative", "rotary", "none")
 
     @property
     def has_shared_relative_bias(self) -> bool:
@@ -348,8 +457,14 @@ class TransformerConfig:
                 yield f"{name}={token_id} must be an id from 0 to {vocab_size - 1}"
         if self.eos_id == self.pad_id:
             yield f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}"
+        if self.num_heads % self.key_heads:
+            yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+        if self.head_projection == "shared" and self.key_heads != self.num_heads:
+            yield f"num_kv_heads={self.num_kv_heads} must be None where head_projection='shared'"
         if self.norm == "std_norm" and self.d_model == 1:
             yield "d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more"
+        if self.norm == "std_norm" and self.query_key_norm and self.head_dim == 1:
+            yield "a head of width 1 has no unbiased deviation; query_key_norm=True needs 2 or more"
         if self.final_dropout and not (self.final_norm and self.decoder_has_final_norm):
             yield (
                 "final_dropout=True drops the outputs of both final norms; it needs "
@@ -363,9 +478,20 @@ class TransformerConfig:
             )
         if self.token_embeddings == "none" and self.output_projection == "tied":
             yield "output_projection='tied' needs a table: token_embeddings must not be 'none'"
-        if self.decoder_attention == "self_over_memory" and self.positions == "relative":
+        if self.decoder_attention == "self_over_memory":
+            if self.norm_placement_of("decoder") != "post":
+                yield (
+                    f"decoder_norm_placement={self.decoder_norm_placement!r} must be 'post' where "
+                    "decoder_attention='self_over_memory'"
+                )
+            if self.positions == "rotary":
+                yield (
+                    "decoder_attention='self_over_memory' has no distances between targets; "
+                    "positions='rotary' needs 'self_then_cross'"
+                )
+        if self.decoder_attention != "self_then_cross" and self.positions == "relative":
             yield (
-                "decoder_attention='self_over_memory' has no distances between targets; "
+                f"decoder_attention={self.decoder_attention!r} adds no bias of distances; "
                 "positions='relative' needs 'self_then_cross'"
             )
         yield from self._faults_of_positions()
@@ -398,10 +524,17 @@ class TransformerConfig:
                 f"position_rounding={self.position_rounding!r} must be 'none' for "
                 f"positions={kind!r}, which has no sinusoids"
             )
+        owners = {"relative": "relative", "rotary": "rotary", "sliding_window_theta": "rotary"}
         for field in dataclasses.fields(self):
-            value, is_relative = getattr(self, field.name), field.name.startswith("relative_")
-            if is_relative and kind != "relative" and value != field.default:
-                yield f"{field.name}={value!r} needs positions='relative', not {kind!r}"
+            value, first = getattr(self, field.name), field.name.partition("_")[0]
+            owner = owners.get(field.name, owners.get(first, kind))
+            if owner != kind and value != field.default:
+                yield f"{field.name}={value!r} needs positions={owner!r}, not {kind!r}"
+        if kind == "rotary" and (self.rotated_columns < 2 or self.rotated_columns % 2):
+            yield (
+                f"rotary_fraction={self.rotary_fraction} of heads of {self.head_dim} columns is "
+                f"{self.rotated_columns}, which must be an even number above 0"
+            )
         # A side of the encoder has half of the buckets; half of these hold one distance each.
         buckets = self.relative_attention_num_buckets
         if buckets < 4:

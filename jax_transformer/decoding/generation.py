@@ -183,7 +183,9 @@ def checked_source(
     check_config(config)
     check_generates(config)
     check_params(params, config)
-    check_inputs("src", src, config.src_vocab_size, None, config)
+    check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
     check_not_empty("src", src)
-    check_mask("src_mask", src_mask, (src.shape[0], config.num_heads, 1, src.shape[1]))
+    heads = {config.num_heads, config.stack("encoder").num_heads}
+    heads = heads.pop() if len(heads) == 1 else 1
+    check_mask("src_mask", src_mask, (src.shape[0], heads, 1, src.shape[1]))
     return functional.cast_ids(src, config.src_vocab_size)

@@ -30,7 +30,12 @@ class AttentionChoice(NamedTuple):
 
 
 def choose(
-    backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
+    backend: str,
+    compute_capability: str,
+    dtype: str,
+    head_dim: int,
+    dropped: bool,
+    capped: bool = False,
 ) -> AttentionChoice:
     """Return the implementation: fused kernels wherever their limits allow.
 
@@ -39,9 +44,12 @@ def choose(
 
     Args:
         compute_capability: Of an NVIDIA GPU, as in "9.0".
+        capped: Whether scores are capped.
     """
     if backend == "tpu":
         reason = _why_not_flash(dtype, head_dim, dropped)
+    elif backend == "gpu" and capped:
+        reason = "scores are capped; cuDNN caps none"
     else:
         reason = _why_not_cudnn(backend, compute_capability, dtype, head_dim, dropped)
     if reason:
@@ -79,10 +87,12 @@ def _why_not_flash(dtype: str, head_dim: int, dropped: bool) -> str:
     return "attention weights are dropped; flash drops none" if dropped else ""
 
 
-def choose_for(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> AttentionChoice:
+def choose_for(
+    device: jax.Device, dtype: str, head_dim: int, dropped: bool, capped: bool = False
+) -> AttentionChoice:
     """Return `choose` for the backend and the compute capability of a device."""
     capability = getattr(device, "compute_capability", "")
-    return choose(device.platform, capability, dtype, head_dim, dropped)
+    return choose(device.platform, capability, dtype, head_dim, dropped, capped)
 
 
 def execution_on(
@@ -90,6 +100,7 @@ def execution_on(
     dtype: str,
     head_dim: int,
     dropped: bool = False,
+    capped: bool = False,
     kind: type[Kind] = Execution,
     **overrides: str | bool | None,
 ) -> Kind:
@@ -99,5 +110,5 @@ def execution_on(
         kind: `Execution`, or `SearchExecution` for a search.
         **overrides: Fields of that class.
     """
-    choice = choose_for(device, dtype, head_dim, dropped)
+    choice = choose_for(device, dtype, head_dim, dropped, capped)
     return kind.for_platform(device.platform, attention=choice.implementation, **overrides)

@@ -1,10 +1,10 @@
 """What a decoder layer keeps between two decoding steps, and the attention of a step to it.
 
-Letters in shapes: B batch, H heads, K head_dim, D = H * K, S source length, N hypotheses of a
-source, slots N times target positions.
+Letters in shapes: B batch, H heads, G key heads, K head_dim, D = G * K, S source length,
+N hypotheses of a source, slots N times target positions.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.kernels.execution import CacheLayout
+from jax_transformer.kernels.segments import join_queries
 from jax_transformer.kernels.softmax import masked_softmax
 
-Keys = Float[Array, "B H K _"] | Float[Array, "B _ _"]  # the last is H * K wide
-Values = Float[Array, "B H _ K"] | Float[Array, "B _ _"]
+Keys = Float[Array, "B G K _"] | Float[Array, "B _ _"]  # the last is G * K wide
+Values = Float[Array, "B G _ K"] | Float[Array, "B _ _"]
 
 
 class LayerCache(NamedTuple):
@@ -26,10 +27,10 @@ class LayerCache(NamedTuple):
     of `SearchExecution.cache`: "split_heads" or "joined_heads".
 
     Attributes:
-        keys: Keys of the target, in columns [B, H, K, slots], or in rows [B, slots, D].
-        values: Values of the target, in rows [B, H, slots, K] or [B, slots, D].
-        memory_keys: Keys of the memory [B, H, K, S] or [B, S, D].
-        memory_values: Values of the memory [B, H, S, K] or [B, S, D].
+        keys: Keys of the target, in columns [B, G, K, slots], or in rows [B, slots, D].
+        values: Values of the target, in rows [B, G, slots, K] or [B, slots, D].
+        memory_keys: Keys of the memory [B, G, K, S] or [B, S, D].
+        memory_values: Values of the memory [B, G, S, K] or [B, S, D].
     """
 
     keys: Keys
@@ -38,32 +39,47 @@ class LayerCache(NamedTuple):
     memory_values: Values
 
 
+class MergedCache(NamedTuple):
+    """What a layer of merged attention keeps: of the memory, then of the target's slots.
+
+    Attributes:
+        keys: In columns [B, G, K, S + slots], or in rows [B, S + slots, G * K].
+        values: In rows [B, G, S + slots, K] or [B, S + slots, G * K].
+    """
+
+    keys: Keys
+    values: Values
+
+
+Kept = TypeVar("Kept", LayerCache, MergedCache)
+
+
 def cache_layout(keys: Keys) -> CacheLayout:
     """Return the layout that the keys of a cache have."""
     return "joined_heads" if keys.ndim == 3 else "split_heads"
 
 
-def cached_keys(heads: Float[Array, "B H L K"], layout: CacheLayout) -> Keys:
+def cached_keys(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Keys:
     """Return keys as a cache of this layout holds them."""
     return _side_by_side(heads) if layout == "joined_heads" else heads.swapaxes(2, 3)
 
 
-def cached_values(heads: Float[Array, "B H L K"], layout: CacheLayout) -> Values:
+def cached_values(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Values:
     """Return values as a cache of this layout holds them."""
     return _side_by_side(heads) if layout == "joined_heads" else heads
 
 
 def empty_cache(memory_keys: Keys, memory_values: Values, slots: int) -> LayerCache:
     """Return the cache before the first token."""
-    key_axis = _key_axis(memory_keys)
+    axes = key_axis(memory_keys), memory_values.ndim - 2
     keys, values = (
         jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
-        for x, axis in ((memory_keys, key_axis), (memory_values, memory_values.ndim - 2))
+        for x, axis in zip((memory_keys, memory_values), axes, strict=True)
     )
     return LayerCache(keys, values, memory_keys, memory_values)
 
 
-def write_slots(cache: LayerCache, keys: Keys, values: Values, start: Int[Array, ""]) -> LayerCache:
+def write_slots(cache: Kept, keys: Keys, values: Values, start: Int[Array, ""]) -> Kept:
     """Return the cache with keys and values of the target written from slot `start` on.
 
     Where they do not fit, nothing is written: `jax.lax.dynamic_update_slice` alone would move the
@@ -79,7 +95,7 @@ def write_slots(cache: LayerCache, keys: Keys, values: Values, start: Int[Array,
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
     return cache._replace(
-        keys=write(cache.keys, keys, _key_axis(keys)),
+        keys=write(cache.keys, keys, key_axis(keys)),
         values=write(cache.values, values, values.ndim - 2),
     )
 
@@ -91,16 +107,29 @@ def attend_to_cache(
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B #H #N S"] | None,
     divisor: float,
+    softcap: float | None = None,
 ) -> Float[Array, "B H N K"]:
     """Return attention over a cache of either layout, whose numbers are all finite.
 
-    `bias` and `divisor` as for `dot_product_attention`.
+    `bias`, `divisor` and `softcap` as for `dot_product_attention`.
     """
-    attend = _joined_attention if cache_layout(keys) == "joined_heads" else _split_attention
-    return attend(query, keys, values, mask, bias, divisor)
+    joined = cache_layout(keys) == "joined_heads"
+    key_heads = keys.shape[2] // query.shape[3] if joined else keys.shape[1]
+    if key_heads < query.shape[1]:
+        mask, bias = (
+            None
+            if x is None
+            else join_queries(
+                jnp.broadcast_to(x, (len(x), *query.shape[1:3], x.shape[3])), key_heads
+            )
+            for x in (mask, bias)
+        )
+    attend = _joined_attention if joined else _split_attention
+    queries = join_queries(query, key_heads)
+    return attend(queries, keys, values, mask, bias, divisor, softcap).reshape(query.shape)
 
 
-def _key_axis(keys: Keys) -> int:
+def key_axis(keys: Keys) -> int:
     """Return the axis of the slots; in values it is the last but one."""
     return 1 if cache_layout(keys) == "joined_heads" else 3
 
@@ -117,13 +146,14 @@ def _split_attention(
     mask: Bool[Array, "#B #H #T #S"] | None,
     bias: Float[Array, "#B H #T S"] | None,
     divisor: float,
+    softcap: float | None,
 ) -> Float[Array, "B H T K"]:
     """Return attention by one matrix for each head.
 
     With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False)
+    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False, softcap=softcap)
     return jnp.einsum("bhts,bhsk->bhtk", weights, values)
 
 
@@ -134,6 +164,7 @@ def _joined_attention(
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B H #N S"] | None,
     divisor: float,
+    softcap: float | None,
 ) -> Float[Array, "B H N K"]:
     """Return attention by one product for all heads of a source; D is H * K.
 
@@ -148,7 +179,7 @@ def _joined_attention(
     queries = jnp.where(columns, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
-    weights = masked_softmax(scores, divisor, mask, bias).astype(query.dtype)
+    weights = masked_softmax(scores, divisor, mask, bias, softcap=softcap).astype(query.dtype)
     heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
     joined = jnp.sum(jnp.where(columns, heads, 0), axis=2).astype(query.dtype)
     return joined.reshape(*joined.shape[:2], num_heads, head_dim).swapaxes(1, 2)

@@ -1,6 +1,6 @@
 """Fused attention: kernels that never write the attention weights to memory.
 
-Letters in shapes: B batch, T queries, S keys, H heads, K head_dim, L length.
+Letters in shapes: B batch, T queries, S keys, H heads, G key heads, K head_dim, L length.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Attention
-from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, attended_keys
 from jax_transformer.runtime.sharding import map_rows_and_heads
 
 # Measured for a TPU v5e with heads of 64: longer blocks need fewer cycles, until they take more
@@ -27,12 +27,13 @@ LANES = 128  # of a TPU's vectors: the length of a block is a multiple
 def fused_attention(
     implementation: Attention,
     query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
+    key: Float[Array, "B G S K"],
+    value: Float[Array, "B G S K"],
     mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
     divisor: float,
     dropping: bool = False,
+    softcap: float | None = None,
 ) -> Float[Array, "B H T K"]:
     """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels."""
     if dropping:
@@ -41,20 +42,25 @@ def fused_attention(
             "or set attention_dropout=0"
         )
     if implementation == "cudnn":
+        if softcap is not None:
+            raise InputError(
+                f"attention='cudnn' cannot cap scores (softcap={softcap}); use attention='plain'"
+            )
         return cudnn_attention(query, key, value, mask, bias, divisor)
     if bias is not None or not (mask is None or isinstance(mask, SegmentMask)):
         raise InputError(
             "attention='flash' reads masks by segments, and no bias; use attention='plain'"
         )
-    return flash_attention(query, key, value, mask, divisor)
+    return flash_attention(query, key, value, mask, divisor, softcap)
 
 
 def flash_attention(
     query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
+    key: Float[Array, "B G S K"],
+    value: Float[Array, "B G S K"],
     mask: SegmentMask | None,
     divisor: float,
+    softcap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B H T K"]:
     """Return attention by JAX's splash kernels for TPU (FlashAttention-2, Dao 2023).
@@ -75,9 +81,10 @@ def flash_attention(
     query_segments, key_segments = _segments(mask, batch, num_queries, num_keys)
     query_block = block_length(num_queries, LONGEST_QUERY_BLOCK)
     key_block = block_length(num_keys, LONGEST_KEY_BLOCK)
-    causal = mask is not None and mask.causal
+    causal, window = (False, None) if mask is None else (mask.causal, mask.window)
+    settings = (query_block, key_block), causal, window, softcap, interpret
     heads = map_rows_and_heads(
-        lambda *shards: _splash_attention(*shards, query_block, key_block, causal, interpret),
+        lambda *shards: _splash_attention(*shards, *settings),
         [_pad(query, 2, query_block), _pad(key, 2, key_block), _pad(value, 2, key_block)],
         [_pad(query_segments, 1, query_block), _pad(key_segments, 1, key_block)],
     )[:, :, :num_queries]
@@ -96,13 +103,14 @@ def block_length(length: int, longest: int) -> int:
 
 def _splash_attention(
     query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
+    key: Float[Array, "B G S K"],
+    value: Float[Array, "B G S K"],
     query_segments: Int[Array, "B T"],
     key_segments: Int[Array, "B S"],
-    query_block: int,
-    key_block: int,
+    blocks: tuple[int, int],
     causal: bool,
+    window: tuple[int, int] | None,
+    softcap: float | None,
     interpret: bool,
 ) -> Float[Array, "B H T K"]:
     """Return attention of lengths that are multiples of their blocks, on one device."""
@@ -112,8 +120,13 @@ def _splash_attention(
         splash_attention_mask,
     )
 
-    kind = splash_attention_mask.CausalMask if causal else splash_attention_mask.FullMask
-    mask = kind((query.shape[2], key.shape[2]))
+    (query_block, key_block), shape = blocks, (query.shape[2], key.shape[2])
+    if window is None:
+        kind = splash_attention_mask.CausalMask if causal else splash_attention_mask.FullMask
+        mask = kind(shape)
+    else:
+        sides = window[0], 0 if causal else window[1]
+        mask = splash_attention_mask.LocalMask(shape, sides, offset=0)
     at_once = key_block if key_block <= 2 * KEYS_AT_ONCE else math.gcd(key_block, KEYS_AT_ONCE)
     kernel = splash_attention_kernel.make_splash_mha(
         splash_attention_mask.MultiHeadMask([mask] * query.shape[1]),
@@ -132,6 +145,7 @@ def _splash_attention(
         ),
         head_shards=1,
         q_seq_shards=1,
+        attn_logits_soft_cap=softcap,
         interpret=interpret,
     )
     segments = splash_attention_kernel.SegmentIds(query_segments, key_segments)
@@ -158,8 +172,8 @@ def _pad(x: Shaped[Array, "*shape"], axis: int, multiple: int) -> Shaped[Array, 
 
 def cudnn_attention(
     query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
+    key: Float[Array, "B G S K"],
+    value: Float[Array, "B G S K"],
     mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
     divisor: float,
@@ -167,18 +181,20 @@ def cudnn_attention(
     """Return attention by NVIDIA's kernels, which skip what a causal `SegmentMask` hides.
 
     Padding is handed over as a mask and never as lengths, which would have to be known to stand
-    at the end of the rows: ids may hold the pad id anywhere. Arguments as
+    at the end of the rows: ids may hold the pad id anywhere. A window is part of the mask too:
+    before 9.10.2, cuDNN has none of its own beside a mask. Arguments as
     `functional.dot_product_attention`.
     """
     length, even_bias = query.shape[2], bias
     visible = even_mask = as_boolean_mask(mask, length, key.shape[2])
     if visible is not None:
-        attended = jnp.any(visible, axis=-2)[..., None]
+        attended = attended_keys(visible, key.shape[1])
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     causal = isinstance(mask, SegmentMask) and mask.causal
     if causal:
         segments = dataclasses.replace(mask, causal=False)
-        even_mask = None if mask.keys is None else as_boolean_mask(segments, length, key.shape[2])
+        alone = mask.keys is None and mask.window is None
+        even_mask = None if alone else as_boolean_mask(segments, length, key.shape[2])
     if even_mask is None and bias is not None and (length % 2 or key.shape[2] % 2):
         even_mask = jnp.ones((1, 1, length, key.shape[2]), bool)  # hides what is added
     if even_mask is not None:

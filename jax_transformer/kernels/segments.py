@@ -8,13 +8,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("keys", "queries"), meta_fields=("causal",))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("keys", "queries"),
+    meta_fields=("causal", "window"),
+)
 @dataclasses.dataclass(frozen=True)
 class SegmentMask:
-    """Which query attends to which key, shown by segments: a pytree whose `causal` is static.
+    """Which query attends to which key, by segments: a pytree; `causal`, `window` are static.
 
     Attributes:
         keys: Segment of each key, from 1, or True; others and False are hidden [batch, keys]. None
@@ -23,17 +27,20 @@ class SegmentMask:
             1 attend to nothing [batch, queries]. None: every query attends to every key that is
             not hidden.
         causal: Whether later positions are hidden too. Queries and keys are then equally many.
+        window: How many earlier and how many later positions a query attends to, besides its own;
+            None is all. Queries and keys are then equally many.
     """
 
     keys: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None
     queries: Int[Array, "batch queries"] | None = None
     causal: bool = False
+    window: tuple[int, int] | None = None
 
     def attended(self, keys: int) -> Bool[Array, "#batch keys"]:
         """Return which keys some query attends to, given the number of keys."""
         if self.queries is not None:
             return jnp.any(as_boolean_mask(self, self.queries.shape[1], keys), axis=(1, 2))
-        # In causal attention a key is attended to from its own position.
+        # In causal attention, and in a window, a key is attended to from its own position.
         return jnp.ones((1, keys), bool) if self.keys is None else self.keys > 0
 
     def attending(self, queries: int, keys: int) -> Bool[Array, "#batch #queries"]:
@@ -44,6 +51,43 @@ class SegmentMask:
 def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
     """Return the mask that hides later positions from earlier ones (section 3.2.3)."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def band_mask(queries: int, keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 queries keys"]:
+    """Return the mask of a sliding window (Beltagy et al. 2020, section 3.1).
+
+    Args:
+        window: How many earlier and how many later positions a query attends to, besides its own.
+    """
+    distance = jnp.arange(keys) - jnp.arange(queries)[:, None]
+    earlier, later = window
+    return ((distance >= -earlier) & (distance <= later))[None, None]
+
+
+def attended_keys(
+    mask: Bool[Array, "#batch #heads _ _"], key_heads: int
+) -> Bool[Array, "#batch #key_heads _ 1"]:
+    """Return which keys some query attends to, by some of the heads that read a head of keys.
+
+    Args:
+        mask: True = attend, broadcastable to [batch, heads, queries, keys].
+        key_heads: Number of heads of keys; it divides the number of heads of queries.
+    """
+    if mask.shape[1] > key_heads:
+        mask = join_queries(mask, key_heads)
+    return jnp.any(mask, axis=-2)[..., None]
+
+
+def join_queries(
+    x: Shaped[Array, "batch heads queries width"], key_heads: int
+) -> Shaped[Array, "batch key_heads _ width"]:
+    """Return the rows of all heads of queries that read one head of keys, as rows of that head.
+
+    So grouped queries (Ainslie et al. 2023) are attention of `key_heads` heads, with more queries.
+    Each head of keys has as many consecutive heads of queries.
+    """
+    batch, heads, queries, width = x.shape
+    return x.reshape(batch, key_heads, heads // key_heads * queries, width)
 
 
 def segment_mask(
@@ -75,4 +119,6 @@ def as_boolean_mask(
         visible = (mask.keys > 0)[:, None, None, :]
     else:
         visible = segment_mask(mask.queries, mask.keys)
+    if mask.window is not None:
+        visible = visible & band_mask(queries, keys, mask.window)
     return visible & causal_mask(queries) if mask.causal else visible

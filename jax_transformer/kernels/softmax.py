@@ -53,6 +53,11 @@ def _softmax_jvp(
     return weights, product - weights * jnp.sum(product, axis=-1, keepdims=True)
 
 
+def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
+    """Return numbers below a bound, cap * tanh(x / cap) (Gemma Team 2024); None changes nothing."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
 def masked_softmax(
     scores: Float[Array, "B H T S"],
     divisor: float,
@@ -60,14 +65,16 @@ def masked_softmax(
     bias: Float[Array, "#B #H #T S"] | None,
     by_rows: bool = True,
     exponentials: Exponentials = "wide",
+    softcap: float | None = None,
 ) -> Float[Array, "B H T S"]:
-    """Return the weights of scores, which are divided first, before the bias.
+    """Return the weights of scores, which are divided first and then capped, before the bias.
 
     A row without a visible key gets its zeros by a factor for the whole row where `by_rows`, and
     else by a selection of each weight, which is faster for the few queries of a decoding step.
     """
     if divisor != 1:
         scores = scores / divisor
+    scores = soft_cap(scores, softcap)
     if bias is not None:
         scores = scores + bias
     dtype = scores.dtype

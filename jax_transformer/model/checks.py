@@ -209,13 +209,16 @@ def check_source(
     tgt: Any | None = None,
 ) -> None:
     """Refuse a source batch, its mask or its positions where the model cannot read them."""
-    check_inputs("src", src, config.src_vocab_size, positions, config)
+    encoder = config.stack("encoder")
+    check_inputs("src", src, config.src_vocab_size, positions, encoder)
     batch, queries = src.shape[:2]
+    heads = encoder.num_heads
     if tgt is not None:
         check_rows("tgt", tgt, batch, "src")
-        # One mask serves the queries of the encoder and of the decoder.
+        # One mask serves the queries and the heads of the encoder and of the decoder.
         queries = queries if queries == tgt.shape[1] else 1
-    check_mask("src_mask", mask, (batch, config.num_heads, queries, src.shape[1]))
+        heads = heads if heads == config.num_heads else 1
+    check_mask("src_mask", mask, (batch, heads, queries, src.shape[1]))
 
 
 def check_target(
@@ -240,10 +243,11 @@ def check_memory(
     """Refuse a memory that is not [batch, length, d_model], or its mask."""
     check_decoder(config)
     check_floats("memory", memory)
-    if memory.ndim != 3 or memory.shape[2] != config.d_model:
+    width = config.stack("encoder").d_model
+    if memory.ndim != 3 or memory.shape[2] != width:
         raise InputError(
-            f"memory of shape {memory.shape} must be vectors [batch, length, d_model="
-            f"{config.d_model}], as encode returns them"
+            f"memory of shape {memory.shape} must be vectors [batch, length, d_model={width}], as "
+            "encode returns them"
         )
     queries = 1
     if tgt is not None:
@@ -459,8 +463,8 @@ def check_cache(
         raise InputError(f"{named} and {batch} sources makes {slots} slots, but at most {LARGEST}")
     if jax.default_backend() != "cpu":
         return
-    kept = slots if config.decoder_attention == "self_then_cross" else 0
-    width = 2 * config.num_heads * config.head_dim * bytes_of_a_number  # a key and a value
+    kept = 0 if config.decoder_attention == "self_over_memory" else slots
+    width = 2 * config.key_heads * config.head_dim * bytes_of_a_number  # a key and a value
     cache = config.num_decoder_layers * width * (kept + batch * source_length)
     remedy = "set fewer tokens, hypotheses or sources"
     host_memory.check_memory(

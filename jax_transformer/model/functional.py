@@ -1,6 +1,7 @@
 """The maths of the Transformer as pure functions of arrays.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, K head_dim.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, G key heads,
+K head_dim.
 """
 
 import math
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Integer
 
 from jax_transformer.kernels.execution import Exponentials
-from jax_transformer.kernels.segments import SegmentMask
+from jax_transformer.kernels.segments import SegmentMask, attended_keys, join_queries
 from jax_transformer.kernels.softmax import masked_softmax
 
 
@@ -76,6 +77,37 @@ def sinusoidal_positions(
     if rounding != "none":  # of the float32 table, as PyTorch rounds it
         table = table.astype(np.float32).astype(jnp.dtype(rounding)).astype(np.float64)
     return table
+
+
+def rotary_angles(
+    length: int, columns: int, theta: float, scaling: float = 1.0
+) -> Float[np.ndarray, "length columns/2"]:
+    """Return the float64 angle of each position and each pair of columns (Su et al. 2021).
+
+    Args:
+        columns: Columns of a head that are rotated; even. Pair c has the frequency
+            theta**(-2 c / columns).
+        scaling: What positions are divided by (Chen et al. 2023).
+    """
+    frequencies = theta ** (-np.arange(0, columns, 2) / columns)
+    return np.arange(length)[:, None] / scaling * frequencies
+
+
+def rotate(
+    x: Float[Array, "B H L K"], rotation: tuple[Float[Array, "#L C"], Float[Array, "#L C"]]
+) -> Float[Array, "B H L K"]:
+    """Return heads whose first 2 C columns are rotated, column c with column c + C.
+
+    Args:
+        rotation: Cosines and sines of the angles of each position.
+    """
+    cosines, sines = rotation
+    half = cosines.shape[1]
+    first, second, rest = (
+        part.astype(cosines.dtype) for part in jnp.split(x, [half, 2 * half], -1)
+    )
+    rotated = first * cosines - second * sines, second * cosines + first * sines, rest
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
 def relative_position_buckets(
@@ -175,13 +207,14 @@ def clear_unattended(
 
 def dot_product_attention(
     query: Float[Array, "B H T K"],
-    key: Float[Array, "B H S K"],
-    value: Float[Array, "B H S K"],
+    key: Float[Array, "B G S K"],
+    value: Float[Array, "B G S K"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
     bias: Float[Array, "#B H T S"] | None = None,
     divisor: float | None = None,
     exponentials: Exponentials = "wide",
+    softcap: float | None = None,
 ) -> Float[Array, "B H T K"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
@@ -189,17 +222,27 @@ def dot_product_attention(
     gradients. Keys and values that no query may attend to have no influence, whatever they
     contain: without the selection below, 0 * NaN would be NaN.
 
+    Query head h reads head h // (H / G) of the keys and values: with G = H its own, else one that
+    a group shares (Ainslie et al. 2023).
+
     Args:
         mask: True = attend, broadcastable to [B, H, T, S]; None attends to everything.
         bias: Added to the scores, broadcastable to [B, H, T, S]; None adds nothing.
         divisor: What the scores are divided by, before the bias; None is sqrt(head_dim).
+        softcap: Scores s become softcap * tanh(s / softcap) after the division (Gemma 2); None
+            leaves them.
     """
+    key_heads = key.shape[1]
     if mask is not None:
-        attended = jnp.any(mask, axis=-2)[..., None]  # [B, H, S, 1]
+        attended = attended_keys(mask, key_heads)
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
-    scores = jnp.einsum("bhtk,bhsk->bhts", query, key)
+    scores = jnp.einsum("bgtk,bgsk->bgts", join_queries(query, key_heads), key)
+    scores = scores.reshape(*query.shape[:3], key.shape[2])
     divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
-    weights = masked_softmax(scores, divisor, mask, bias, exponentials=exponentials)
+    weights = masked_softmax(
+        scores, divisor, mask, bias, exponentials=exponentials, softcap=softcap
+    )
     if dropout is not None:
         weights = dropout(weights)
-    return jnp.einsum("bhts,bhsk->bhtk", weights, value)
+    heads = jnp.einsum("bgts,bgsk->bgtk", join_queries(weights, key_heads), value)
+    return heads.reshape(query.shape)

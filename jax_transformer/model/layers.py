@@ -4,8 +4,9 @@ The classes of `torch_reference.layers` have the same names, parameters and meth
 `Dropout` are `torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
 random stream. The cache, and the methods that use it, exist in JAX only.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab,
-N hypotheses of a source, slots N times target positions.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, G heads of keys and
+values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a source, slots N times
+target positions.
 """
 
 import hashlib
@@ -46,6 +47,8 @@ from jax_transformer.model import functional, initialization, tree
 from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
+Rotation = tuple[Float[Array, "#L C"], Float[Array, "#L C"]]  # cosines and sines
+
 
 def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | Panels | None:
     """Return a module's parameter; None where the config has none, as a bias.
@@ -58,7 +61,7 @@ def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] 
     row = tree.find_parameter("/".join((*module.path, name)))
     if row is None or row.missing_fields(module.config):
         return None
-    kind, scale = row.distribution(module.config)
+    kind, scale = row.new_values(module.config)
     shape = row.shape(module.config)
     return module.param(name, lambda key: initialization.draw(key, kind, scale, shape))
 
@@ -214,6 +217,38 @@ def slot_bias(
     return by_distance[jnp.clip(row, 0, furthest)].T[None, :, None]
 
 
+def rotation_of(
+    config: TransformerConfig,
+    window: tuple[int, int] | None,
+    length: int,
+    dtype: jnp.dtype,
+    position: Int[Array, ""] | None = None,
+) -> Rotation | None:
+    """Return the cosines and sines that rotate the queries and keys of a self-attention.
+
+    Args:
+        window: What the layer's queries see, as `TransformerConfig.window_of`.
+        length: Number of positions, from 0.
+        dtype: Of the queries; the tables are at least float32.
+        position: The one position to return; None is all.
+    """
+    if config.positions != "rotary":
+        return None
+    theta, scaling = config.rotary_theta, config.rotary_scaling
+    if window is not None and config.sliding_window_theta is not None:
+        theta, scaling = config.sliding_window_theta, 1.0
+    symbolic = is_symbolic_dim(length)
+    rows = config.max_length if symbolic else length
+    angles = functional.rotary_angles(rows, config.rotated_columns, theta, scaling)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    tables = jnp.asarray(np.cos(angles), wide), jnp.asarray(np.sin(angles), wide)
+    if position is not None:
+        return tuple(functional.embed(position[None], table) for table in tables)
+    if symbolic:
+        return tuple(functional.embed(jnp.arange(length), table) for table in tables)
+    return tables
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections."""
 
@@ -227,6 +262,9 @@ class MultiHeadAttention(nn.Module):
         self.key = Linear(*parts)
         self.value = Linear(*parts)
         self.output = Linear(*parts)
+        if self.config.query_key_norm:
+            self.query_norm = Norm(self.config, self.execution.norm)
+            self.key_norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.attention_dropout_rate, self.execution.dropout_mask)
 
     def __call__(
@@ -236,33 +274,66 @@ class MultiHeadAttention(nn.Module):
         value: Float[Array, "B S D"],
         mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what each query gathers from the values that it may attend to."""
-        projected = (
-            self.project(self.query, query),
-            self.project(self.key, key),
-            self.project(self.value, value),
-        )
-        lengths, divisor = (query.shape[1], key.shape[1]), self.config.attention_divisor
+        queries, keys = self.queries(query, rotation), self.keys(key, rotation)
+        return self.attend(queries, keys, self.project(self.value, value), mask, position_bias)
+
+    def attend(
+        self,
+        queries: Float[Array, "B H T K"],
+        keys: Float[Array, "B G S K"],
+        values: Float[Array, "B G S K"],
+        mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
+        position_bias: Float[Array, "1 H T S"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return what projected queries gather from projected keys and values, projected."""
+        projected = queries, keys, values
+        lengths, divisor = (queries.shape[2], keys.shape[2]), self.config.attention_divisor
+        softcap = self.config.attention_softcap
         by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
         implementation = self.execution.attention_of(*lengths, by_segments)
         if implementation == "plain":
             mask = as_boolean_mask(mask, *lengths)
             heads = functional.dot_product_attention(
-                *projected, mask, self.dropout, position_bias, divisor, self.execution.exponentials
+                *projected,
+                mask,
+                self.dropout,
+                position_bias,
+                divisor,
+                self.execution.exponentials,
+                softcap,
             )
         else:
             dropping = self.dropout.is_active()
             heads = fused_attention(
-                implementation, *projected, mask, position_bias, divisor, dropping
+                implementation, *projected, mask, position_bias, divisor, dropping, softcap
             )
         return self.output(functional.merge_heads(heads))
 
+    def queries(
+        self, x: Float[Array, "B L D"], rotation: Rotation | None = None
+    ) -> Float[Array, "B H L K"]:
+        """Return the queries of vectors, normed and rotated where the config says so."""
+        heads = self.project(self.query, x)
+        heads = self.query_norm(heads) if self.config.query_key_norm else heads
+        return heads if rotation is None else functional.rotate(heads, rotation)
+
+    def keys(
+        self, x: Float[Array, "B L D"], rotation: Rotation | None = None
+    ) -> Float[Array, "B G L K"]:
+        """Return the keys of vectors, as `queries`."""
+        heads = self.project(self.key, x)
+        heads = self.key_norm(heads) if self.config.query_key_norm else heads
+        return heads if rotation is None else functional.rotate(heads, rotation)
+
     def project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
-        """Return the queries, keys or values of vectors, split into heads."""
+        """Return the product of vectors, split into heads."""
         if self.config.head_projection == "shared":
             return projection(functional.split_heads(x, self.config.num_heads))
-        return functional.split_heads(projection(x), self.config.num_heads)
+        x = projection(x)
+        return functional.split_heads(x, x.shape[-1] // self.config.head_dim)
 
     def attend_to_cache(
         self,
@@ -271,26 +342,30 @@ class MultiHeadAttention(nn.Module):
         values: Values,
         mask: Bool[Array, "#B #H #N #S"] | None = None,
         position_bias: Float[Array, "1 H 1 S"] | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "B N D"]:
         """Return what each query gathers from keys and values that are projected already.
 
         Args:
-            keys: Projected keys, in columns [B, H, K, S], or joined [B, S, H * K], finite
+            keys: Projected keys, in columns [B, G, K, S], or joined [B, S, G * K], finite
                 everywhere.
-            values: Projected values [B, H, S, K] or [B, S, H * K], finite everywhere.
+            values: Projected values [B, G, S, K] or [B, S, G * K], finite everywhere.
         """
-        queries, divisor = self.project(self.query, query), self.config.attention_divisor
+        numbers = self.config.attention_divisor, self.config.attention_softcap
         heads = cached_attention.attend_to_cache(
-            queries, keys, values, mask, position_bias, divisor
+            self.queries(query, rotation), keys, values, mask, position_bias, *numbers
         )
         return self.output(functional.merge_heads(heads))
 
 
 def keys_and_values(
-    attention: MultiHeadAttention, x: Float[Array, "B L D"], layout: CacheLayout
+    attention: MultiHeadAttention,
+    x: Float[Array, "B L D"],
+    layout: CacheLayout,
+    rotation: Rotation | None = None,
 ) -> tuple[Keys, Values]:
     """Return the keys and values of vectors, projected, as a cache of this layout holds them."""
-    keys = attention.project(attention.key, x)
+    keys = attention.keys(x, rotation)
     values = attention.project(attention.value, x)
     return cached_keys(keys, layout), cached_values(values, layout)
 
@@ -328,21 +403,23 @@ class Residual(nn.Module):
     execution: Execution = DEFAULT_EXECUTION
 
     def setup(self) -> None:
-        """Declare the norm."""
+        """Declare the norms."""
         self.norm = Norm(self.config, self.execution.norm)
+        if self.placement == "sandwich":
+            self.output_norm = Norm(self.config, self.execution.norm)
         self.dropout = Dropout(self.config.dropout, self.execution.dropout_mask)
 
     def __call__(self, x: Float[Array, "B L D"], y: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the residual stream `x` after a sublayer whose output is `y`."""
-        if self.placement == "pre":
-            return x + self.dropout(y)
+        if self.placement != "post":
+            return x + self.dropout(self.output_norm(y) if self.placement == "sandwich" else y)
         if self.config.dropout_placement == "norm":
             return self.dropout(self.norm(x + y))
         return self.norm(x + self.dropout(y))
 
     def sublayer_input(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
-        """Return what the sublayer reads: `x`, normed where norms are placed "pre"."""
-        return self.norm(x) if self.placement == "pre" else x
+        """Return what the sublayer reads: `x`, normed unless norms are placed "post"."""
+        return x if self.placement == "post" else self.norm(x)
 
 
 class EncoderLayer(nn.Module):
@@ -367,16 +444,19 @@ class EncoderLayer(nn.Module):
         x: Float[Array, "B S D"],
         mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H S S"] | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the layer's output.
 
         Args:
             position_bias: Bias of the scores that all layers share [1, H, S, S].
+            rotation: Of the queries and keys, as `rotation_of` returns it.
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        x = self.self_attention_residual(x, self.self_attention(y, y, y, mask, position_bias))
+        y = self.self_attention(y, y, y, mask, position_bias, rotation)
+        x = self.self_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
 
@@ -395,8 +475,9 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual = Residual(*residual)
         if self.config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
-        self.cross_attention = MultiHeadAttention(*parts)
-        self.cross_attention_residual = Residual(*residual)
+        if self.config.decoder_attention != "merged":
+            self.cross_attention = MultiHeadAttention(*parts)
+            self.cross_attention_residual = Residual(*residual)
         if self.config.memory_norm:
             self.memory_norm = Norm(self.config, self.execution.norm)
         self.feed_forward = FeedForward(*parts)
@@ -409,6 +490,7 @@ class DecoderLayer(nn.Module):
         tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T T"] | None = None,
+        rotation: Rotation | None = None,
     ) -> Float[Array, "B T D"]:
         """Return the layer's output.
 
@@ -416,12 +498,14 @@ class DecoderLayer(nn.Module):
             tgt_mask: Which target position attends to which target position.
             src_mask: Which target position attends to which position of the memory.
             position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
+            rotation: Of the self-attention's queries and keys, as `rotation_of` returns it.
         """
         memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        x = self.self_attention_residual(x, self.self_attention(y, y, y, tgt_mask, position_bias))
+        y = self.self_attention(y, y, y, tgt_mask, position_bias, rotation)
+        x = self.self_attention_residual(x, y)
         y = self.cross_attention_residual.sublayer_input(x)
         x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
         y = self.feed_forward_residual.sublayer_input(x)
@@ -447,20 +531,22 @@ class DecoderLayer(nn.Module):
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
         position_bias: Float[Array, "1 H 1 slots"] | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Float[Array, "B N D"], LayerCache]:
         """Return the layer's output at one position, and the cache with that position written.
 
         Args:
             tgt_mask: The slots, this position's included, that each hypothesis attends to.
             position_bias: Bias of the self-attention's scores that all layers share.
+            rotation: Of this position.
         """
         if self.config.has_relative_bias_per_layer:
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
         y = self.self_attention_residual.sublayer_input(x)
-        new = keys_and_values(self.self_attention, y, cache_layout(cache.keys))
+        new = keys_and_values(self.self_attention, y, cache_layout(cache.keys), rotation)
         cache = write_slots(cache, *new, position * x.shape[1])
         keys, values, memory_keys, memory_values = cache
-        y = self.self_attention.attend_to_cache(y, keys, values, tgt_mask, position_bias)
+        y = self.self_attention.attend_to_cache(y, keys, values, tgt_mask, position_bias, rotation)
         x = self.self_attention_residual(x, y)
         y = self.cross_attention_residual.sublayer_input(x)
         y = self.cross_attention.attend_to_cache(y, memory_keys, memory_values, src_mask)

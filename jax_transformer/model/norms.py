@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jax_transformer.kernels.execution import NormForm
 
-Kind = Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm"]
+Kind = Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm", "zero_centered_rms_norm"]
 
 
 def norm(
@@ -32,9 +32,12 @@ def norm(
             al. 2016). "std_norm" is (x - mean) / (deviation + epsilon), of the unbiased deviation,
             as many implementations from scratch, "biased_std_norm" of the biased one; a constant
             row has deviation 0, where the square root has no gradient: 0 is taken, as torch.std
-            does. "rms_norm" is x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019).
+            does. "rms_norm" is x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019), and
+            "zero_centered_rms_norm" the same, times 1 + scale.
         form: As `Execution.norm`.
     """
+    if kind == "zero_centered_rms_norm":
+        scale, kind = 1 + scale, "rms_norm"
     if form == "fused":
         return _fused_norm(x, scale, bias, kind, epsilon)
     wide = _widened(x)

@@ -55,10 +55,11 @@ class SelfOverMemoryLayer(DecoderLayer):
         tgt_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
         src_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
         position_bias: None = None,
+        rotation: None = None,
     ) -> Float[Array, "B L D"]:
         """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
 
-        There is no `position_bias`: targets do not attend to each other.
+        There is no `position_bias` and no `rotation`: targets do not attend to each other.
         """
         y = self.self_attention_residual.sublayer_input(memory)
         value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
@@ -74,9 +75,9 @@ class SelfOverMemoryLayer(DecoderLayer):
         first, second = self.self_attention, self.cross_attention
         return OverMemoryCache(
             memory,
-            first.project(first.key, memory).swapaxes(2, 3),
+            first.keys(memory).swapaxes(2, 3),
             first.project(first.value, memory),
-            cached_keys(second.project(second.key, memory), layout),
+            cached_keys(second.keys(memory), layout),
         )
 
     def step(
@@ -87,6 +88,7 @@ class SelfOverMemoryLayer(DecoderLayer):
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
         position_bias: None = None,
+        rotation: None = None,
     ) -> tuple[Float[Array, "B N D"], OverMemoryCache]:
         """Return the layer's output at one position, and the cache, which stays as it is.
 
@@ -106,11 +108,6 @@ class SelfOverMemoryLayer(DecoderLayer):
         x = self.cross_attention_residual(jnp.broadcast_to(value_here, x.shape), y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y)), cache
-
-
-def decoder_layer(config: TransformerConfig) -> type[DecoderLayer]:
-    """Return the class of the config's decoder layers."""
-    return SelfOverMemoryLayer if needs_equal_lengths(config) else DecoderLayer
 
 
 def needs_equal_lengths(config: TransformerConfig) -> bool:

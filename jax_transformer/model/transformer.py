@@ -3,6 +3,7 @@
 Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,12 +14,15 @@ import numpy as np
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.cached_attention import LayerCache
+from jax_transformer.config import Stack, TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.kernels.cached_attention import LayerCache, MergedCache
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
-from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
+from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
+from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
+    DecoderLayer,
     Dropout,
     Embedding,
     EncoderLayer,
@@ -26,12 +30,15 @@ from jax_transformer.model.layers import (
     OutputProjection,
     PositionEmbedding,
     RelativeAttentionBias,
+    Rotation,
+    rotation_of,
     slot_bias,
 )
+from jax_transformer.model.merged_attention import MergedAttentionLayer
 from jax_transformer.model.self_over_memory import (
     OverMemoryCache,
+    SelfOverMemoryLayer,
     check_equal_lengths,
-    decoder_layer,
 )
 from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
@@ -42,7 +49,14 @@ SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | SegmentMask
 TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
-DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]  # an entry for each layer
+# An entry for each layer.
+DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...] | tuple[MergedCache, ...]
+Mask = Bool[Array, "#B #H _ _"] | SegmentMask | None
+DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
+    "self_then_cross": DecoderLayer,
+    "self_over_memory": SelfOverMemoryLayer,
+    "merged": MergedAttentionLayer,
+}
 
 
 def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
@@ -51,6 +65,66 @@ def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
         return layer
     keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     return nn.remat(layer, policy=keep_products if remat == "dots" else None)
+
+
+def of_layers(
+    config: TransformerConfig, stack: Stack, mask: Mask, length: int, dtype: jnp.dtype
+) -> list[tuple[Mask, Rotation | None]]:
+    """Return the mask and the rotation of each layer's self-attention; layers alike share them.
+
+    Args:
+        mask: What all layers of the stack have in common.
+        length: Number of positions.
+        dtype: Of the vectors.
+    """
+    count = getattr(config, f"num_{stack}_layers")
+    windows = [config.window_of(stack, layer) for layer in range(count)]
+    own = {
+        window: (windowed(mask, window, length), rotation_of(config, window, length, dtype))
+        for window in dict.fromkeys(windows)
+    }
+    return [own[window] for window in windows]
+
+
+def of_step(
+    config: TransformerConfig,
+    tgt_mask: Bool[Array, "B 1 N slots"],
+    position: Int[Array, ""],
+    dtype: jnp.dtype,
+) -> list[tuple[Bool[Array, "B 1 N slots"], Rotation | None]]:
+    """Return what `of_layers` does, for the decoder at one position."""
+    hypotheses, slots = tgt_mask.shape[2:]
+    length, distance = slots // hypotheses, position - jnp.arange(slots) // hypotheses
+    windows = [config.window_of("decoder", layer) for layer in range(config.num_decoder_layers)]
+    own = {
+        window: (
+            tgt_mask if window is None else tgt_mask & (distance <= window[0]),
+            rotation_of(config, window, length, dtype, position),
+        )
+        for window in dict.fromkeys(windows)
+    }
+    return [own[window] for window in windows]
+
+
+def windowed(mask: Mask, window: tuple[int, int] | None, length: int) -> Mask:
+    """Return a mask that also hides what is outside the window of a query."""
+    if window is None:
+        return mask
+    if isinstance(mask, SegmentMask):
+        return dataclasses.replace(mask, window=window)
+    band = band_mask(length, length, window)
+    return band if mask is None else mask & band
+
+
+def check_alike(
+    of_layers: Sequence[tuple[Mask, Rotation | None]], config: TransformerConfig
+) -> None:
+    """Refuse a loop over layers of which some have a window, and others none."""
+    if any(own is not of_layers[0] for own in of_layers):
+        raise InputError(
+            "scan_layers=True needs layers that are alike, but sliding_window_pattern="
+            f"{config.sliding_window_pattern} gives only some a window; use scan_layers=False"
+        )
 
 
 def scan_layers(
@@ -99,11 +173,13 @@ class Encoder(nn.Module):
         x, position_bias = functional.clear_unattended(x, src_mask), None
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        own = of_layers(self.config, "encoder", src_mask, x.shape[1], x.dtype)
         if self.execution.scan_layers:
-            x = scan_layers(self.layers, x, src_mask, position_bias)
+            check_alike(own, self.config)
+            x = scan_layers(self.layers, x, own[0][0], position_bias, own[0][1])
         else:
-            for layer in self.layers:
-                x = shard_rows(layer(x, src_mask, position_bias))
+            for layer, (mask, rotation) in zip(self.layers, own, strict=True):
+                x = shard_rows(layer(x, mask, position_bias, rotation))
         return self.dropout(self.norm(x) if self.config.final_norm else x)
 
 
@@ -115,7 +191,8 @@ class Decoder(nn.Module):
 
     def setup(self) -> None:
         """Declare the layers."""
-        layer = rematerialized(decoder_layer(self.config), self.execution.remat)
+        kind = DECODER_LAYERS[self.config.decoder_attention]
+        layer = rematerialized(kind, self.execution.remat)
         count = self.config.num_decoder_layers
         self.layers = [layer(self.config, self.execution) for _ in range(count)]
         if self.config.has_shared_relative_bias:
@@ -136,11 +213,14 @@ class Decoder(nn.Module):
         memory = functional.clear_unattended(memory, src_mask)
         if self.config.has_shared_relative_bias:
             position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+        own = of_layers(self.config, "decoder", tgt_mask, x.shape[1], x.dtype)
         if self.execution.scan_layers:
-            x = scan_layers(self.layers, x, memory, tgt_mask, src_mask, position_bias)
+            check_alike(own, self.config)
+            (mask, rotation), rest = own[0], (src_mask, position_bias)
+            x = scan_layers(self.layers, x, memory, mask, *rest, rotation)
         else:
-            for layer in self.layers:
-                x = shard_rows(layer(x, memory, tgt_mask, src_mask, position_bias))
+            for layer, (mask, rotation) in zip(self.layers, own, strict=True):
+                x = shard_rows(layer(x, memory, mask, src_mask, position_bias, rotation))
         return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
 
     def init_cache(
@@ -174,8 +254,9 @@ class Decoder(nn.Module):
         written, position_bias = [], None
         if self.config.has_shared_relative_bias:
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        for layer, kept in zip(self.layers, cache, strict=True):
-            x, kept = layer.step(x, kept, position, tgt_mask, src_mask, position_bias)
+        own = of_step(self.config, tgt_mask, position, x.dtype)
+        for layer, kept, (mask, rotation) in zip(self.layers, cache, own, strict=True):
+            x, kept = layer.step(x, kept, position, mask, src_mask, position_bias, rotation)
             written.append(kept)
         return self.norm(x) if self.config.decoder_has_final_norm else x, tuple(written)
 
@@ -201,23 +282,23 @@ class Transformer(nn.Module):
 
     def setup(self) -> None:
         """Declare the parts; a shared table is one part with one name."""
-        config = self.config
+        config, of_encoder = self.config, self.config.stack("encoder")
         if config.token_embeddings == "shared":
             self.token_embedding = Embedding(config)
         elif config.token_embeddings == "separate":
-            self.source_embedding = Embedding(config)
+            self.source_embedding = Embedding(of_encoder)
             self.target_embedding = Embedding(config)
         if config.positions == "learned":
-            self.source_positions = PositionEmbedding(config)
+            self.source_positions = PositionEmbedding(of_encoder)
             self.target_positions = PositionEmbedding(config)
         if config.embedding_norm:
-            self.source_embedding_norm = Norm(config, self.execution.norm)
+            self.source_embedding_norm = Norm(of_encoder, self.execution.norm)
             self.target_embedding_norm = Norm(config, self.execution.norm)
         source_rate = config.dropout if config.embedding_dropout == "both" else 0.0
         target_rate = config.dropout if config.embedding_dropout != "none" else 0.0
         self.source_dropout = Dropout(source_rate, self.execution.dropout_mask)
         self.target_dropout = Dropout(target_rate, self.execution.dropout_mask)
-        self.encoder = Encoder(config, self.execution)
+        self.encoder = Encoder(of_encoder, self.execution)
         self.decoder = Decoder(config, self.execution)
         if config.output_projection != "none":
             self.output_projection = OutputProjection(config, self.execution)
@@ -315,7 +396,8 @@ class Transformer(nn.Module):
         if self.config.output_scale == "inverse_sqrt_d_model":
             x = x * self.config.d_model**-0.5
         tied = self.config.output_projection == "tied"
-        return self.output_projection(x, self._table("target").embedding if tied else None)
+        logits = self.output_projection(x, self._table("target").embedding if tied else None)
+        return soft_cap(logits, self.config.logit_softcap)
 
     def _readable(
         self, mask: Bool[Array, "#B #H _ _"] | SegmentMask | None, queries: int, keys: int
@@ -369,7 +451,7 @@ class Transformer(nn.Module):
             learned = self.source_positions if side == "source" else self.target_positions
             table = learned(length).astype(x.dtype)
         else:
-            sizes = length, config.d_model
+            sizes = length, x.shape[-1]
             kind = config.positions, config.position_offset, config.position_rounding
             table = functional.sinusoidal_positions(*sizes, *kind)
             table = jnp.asarray(table, x.dtype)

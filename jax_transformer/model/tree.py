@@ -27,19 +27,25 @@ Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Shape = tuple[int, ...]
 LAYER = re.compile(r"\blayers_(\d+)\b")
 STACKS = ("encoder", "decoder")
-TARGET_SIDE = ("target_", "decoder/", "output_projection/")  # begins of paths
+SOURCE_SIDE = ("source_", "encoder/")  # begins of paths
+TARGET_SIDE = ("target_", "decoder/", "output_projection/")
+CROSS_ATTENTION = ("self_then_cross", "self_over_memory")  # the decoder layers that have one
 
 # Lengths that are not a field or a property of the config. A shared projection serves all heads.
 LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
     "heads": lambda config: config.num_heads * config.head_dim,
     "projected": lambda config: config.head_dim if _is_shared(config) else config.d_model,
+    "projected_memory": lambda config: LENGTHS["projected"](config.stack("encoder")),
+    "memory": lambda config: config.stack("encoder").d_model,
     "projected_heads": lambda config: config.head_dim * HEADS["projected_heads"](config),
+    "projected_key_heads": lambda config: config.head_dim * HEADS["projected_key_heads"](config),
     "positions": lambda config: config.max_length + config.position_offset,
 }
 # The lengths that a mesh axis must split in whole heads, and how many heads they hold.
 HEADS: dict[str, Callable[[TransformerConfig], int]] = {
     "heads": lambda config: config.num_heads,
     "projected_heads": lambda config: 1 if _is_shared(config) else config.num_heads,
+    "projected_key_heads": lambda config: 1 if _is_shared(config) else config.key_heads,
 }
 
 
@@ -51,7 +57,7 @@ class Parameter(NamedTuple):
         kind: "kernel" is a matrix (inputs, outputs) of a product, "bias" is added to one, "norm" is
             the scale or bias of a norm, and "table" has a row for each token, position or bucket.
         distribution: What the elements of a new parameter are drawn from.
-        needs: The fields, and their values, of the configs that have it.
+        needs: The fields of the configs that have it, and the values that have it.
         axes: The mesh axis that splits each axis; () is replicated, as all small parameters are.
     """
 
@@ -59,7 +65,7 @@ class Parameter(NamedTuple):
     lengths: tuple[str, ...]
     kind: Literal["kernel", "bias", "norm", "table"]
     distribution: Callable[[TransformerConfig], Distribution]
-    needs: dict[str, Any]
+    needs: dict[str, tuple[Any, ...]]
     axes: tuple[str, ...] = ()
 
     @property
@@ -69,12 +75,17 @@ class Parameter(NamedTuple):
 
     def shape(self, config: TransformerConfig) -> Shape:
         """Return its shape."""
-        return _shape(config, self.lengths)
+        return _shape(self._sizes(config), self.lengths)
+
+    def new_values(self, config: TransformerConfig) -> Distribution:
+        """Return what the elements of a new parameter are drawn from."""
+        return self.distribution(self._sizes(config))
 
     def units(self, config: TransformerConfig) -> list[tuple[str, int]]:
         """Return the mesh axis of each axis that one splits, and the number of units to split."""
+        sizes = self._sizes(config)
         return [
-            (axis, HEADS[name](config) if name in HEADS else length)
+            (axis, HEADS[name](sizes) if name in HEADS else length)
             for axis, name, length in zip(self.axes, self.lengths, self.shape(config), strict=False)
         ]
 
@@ -86,9 +97,13 @@ class Parameter(NamedTuple):
         return getattr(config, f"num_{stack}_layers") if "{i}" in self.path else 1
 
     def missing_fields(self, config: TransformerConfig) -> dict[str, Any]:
-        """Return the fields, and their values, that the config would need to have it."""
+        """Return the fields, and a value of each, that the config would need to have it."""
         fields = config.explicit()
-        return {name: value for name, value in self.needs.items() if fields[name] != value}
+        needs = self.needs.items()
+        return {name: values[0] for name, values in needs if fields[name] not in values}
+
+    def _sizes(self, config: TransformerConfig) -> TransformerConfig:
+        return config.stack("encoder" if self.path.startswith(SOURCE_SIDE) else "decoder")
 
 
 def _is_shared(config: TransformerConfig) -> bool:
@@ -108,7 +123,7 @@ def _linear(
     axes: tuple[str, str],
     bias: str,
     role: Role = "feed_forward",
-    **needs: Any,
+    **needs: tuple[Any, ...],
 ) -> Iterator[Parameter]:
     """Yield a kernel and its bias, which the field `bias` of the config gives."""
 
@@ -120,16 +135,19 @@ def _linear(
 
     yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
-    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs | {bias: True}, split)
+    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs | {bias: (True,)}, split)
 
 
-def _norm(path: str, **needs: Any) -> Iterator[Parameter]:
-    width, bias_needs = ("d_model",), needs | {"norm_bias": True}
-    yield Parameter(f"{path}/scale", width, "norm", lambda config: ONES, needs)
-    yield Parameter(f"{path}/bias", width, "norm", lambda config: ZEROS, bias_needs)
+def _norm(path: str, width: str = "d_model", **needs: tuple[Any, ...]) -> Iterator[Parameter]:
+    def of_scale(config: TransformerConfig) -> Distribution:
+        return ZEROS if config.norm == "zero_centered_rms_norm" else ONES
+
+    bias_needs = needs | {"norm_bias": (True,)}
+    yield Parameter(f"{path}/scale", (width,), "norm", of_scale, needs)
+    yield Parameter(f"{path}/bias", (width,), "norm", lambda config: ZEROS, bias_needs)
 
 
-def _table(path: str, lengths: tuple[str, str], *axes: str, **needs: Any) -> Parameter:
+def _table(path: str, lengths: tuple[str, str], *axes: str, **needs: tuple[Any, ...]) -> Parameter:
     def distribution(config: TransformerConfig) -> Distribution:
         return initialization.embedding(config, *_shape(config, lengths))
 
@@ -140,26 +158,36 @@ COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
 # The first product of a sublayer is split by columns, the second by rows: no communication between.
 
 
-def _attention(path: str) -> Iterator[Parameter]:
-    inner, outer = (("projected", "projected_heads"), COLUMNS), (("heads", "d_model"), ROWS)
-    for name in ("query", "key", "value"):
-        yield from _linear(f"{path}/{name}", *inner, "qkv_bias", name)
+def _residual(path: str, **needs: tuple[Any, ...]) -> Iterator[Parameter]:
+    yield from _norm(f"{path}_residual/norm", **needs)
+    placement = "norm_placement" if path.startswith("encoder") else "decoder_norm_placement"
+    yield from _norm(f"{path}_residual/output_norm", **needs, **{placement: ("sandwich",)})
+
+
+def _attention(path: str, memory: str = "projected", **needs: Any) -> Iterator[Parameter]:
+    """Yield the parameters of an attention whose keys and values are made of `memory`."""
+    inputs = {"query": "projected", "key": memory, "value": memory}
+    for name, width in inputs.items():
+        outputs = "projected_heads" if name == "query" else "projected_key_heads"
+        yield from _linear(f"{path}/{name}", (width, outputs), COLUMNS, "qkv_bias", name, **needs)
     bias, role = "attention_output_bias", "attention_output"
-    yield from _linear(f"{path}/output", *outer, bias, role)
-    yield from _norm(f"{path}_residual/norm")
+    yield from _linear(f"{path}/output", ("heads", "d_model"), ROWS, bias, role, **needs)
+    for name in ("query_norm", "key_norm"):
+        yield from _norm(f"{path}/{name}", "head_dim", **needs, query_key_norm=(True,))
+    yield from _residual(path, **needs)
 
 
 def _feed_forward(path: str) -> Iterator[Parameter]:
     inner, bias = (("d_model", "d_ff"), COLUMNS), "feed_forward_bias"
     yield from _linear(f"{path}/inner", *inner, bias)
-    yield from _linear(f"{path}/gate", *inner, bias, gated_feed_forward=True)
+    yield from _linear(f"{path}/gate", *inner, bias, gated_feed_forward=(True,))
     yield from _linear(f"{path}/outer", ("d_ff", "d_model"), ROWS, bias)
-    yield from _norm(f"{path}_residual/norm")
+    yield from _residual(path)
 
 
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
-    needs = {"positions": "relative", "relative_attention_bias": kind}
+    needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
 
     def distribution(config: TransformerConfig) -> Distribution:
         return initialization.relative_bias(config, *_shape(config, lengths))
@@ -173,27 +201,28 @@ def _stack(stack: str) -> Iterator[Parameter]:
     yield from _attention(f"{layer}/self_attention")
     yield _relative_bias(layer, "per_layer")
     if stack == "decoder":
-        yield from _attention(f"{layer}/cross_attention")
-        yield from _norm(f"{layer}/memory_norm", memory_norm=True)
+        memory = "projected_memory"
+        yield from _attention(f"{layer}/cross_attention", memory, decoder_attention=CROSS_ATTENTION)
+        yield from _norm(f"{layer}/memory_norm", "memory", memory_norm=(True,))
     yield from _feed_forward(f"{layer}/feed_forward")
     yield _relative_bias(stack, "shared")
     final = "final_norm" if stack == "encoder" else "decoder_final_norm"
-    yield from _norm(f"{stack}/norm", **{final: True})
+    yield from _norm(f"{stack}/norm", **{final: (True,)})
 
 
 def _model() -> Iterator[Parameter]:
     size = ("tgt_vocab_size", "d_model")
-    yield _table("token_embedding", size, *ROWS, token_embeddings="shared")
+    yield _table("token_embedding", size, *ROWS, token_embeddings=("shared",))
     for side, vocabulary in (("source", "src_vocab_size"), ("target", "tgt_vocab_size")):
         size = (vocabulary, "d_model")
-        yield _table(f"{side}_embedding", size, *ROWS, token_embeddings="separate")
-        yield _table(f"{side}_positions", ("positions", "d_model"), positions="learned")
-        yield from _norm(f"{side}_embedding_norm", embedding_norm=True)
+        yield _table(f"{side}_embedding", size, *ROWS, token_embeddings=("separate",))
+        yield _table(f"{side}_positions", ("positions", "d_model"), positions=("learned",))
+        yield from _norm(f"{side}_embedding_norm", embedding_norm=(True,))
     for stack in STACKS:
         yield from _stack(stack)
     size = ("d_model", "tgt_vocab_size")
     kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias", "logits")
-    yield kernel._replace(needs={"output_projection": "linear"})
+    yield kernel._replace(needs={"output_projection": ("linear",)})
     yield bias  # also beside a tied table
 
 
@@ -203,9 +232,8 @@ PARAMETERS = {parameter.path: parameter for parameter in _model()}
 @functools.lru_cache
 def parameters_of(config: TransformerConfig) -> tuple[Parameter, ...]:
     """Return the parameters that a config has."""
-    fields = config.explicit().items()
-    rows = (row for row in PARAMETERS.values() if row.needs.items() <= fields)
-    return tuple([row for row in rows if row.count(config)])
+    rows = (row for row in PARAMETERS.values() if row.count(config))
+    return tuple([row for row in rows if not row.missing_fields(config)])
 
 
 def parameter_count(config: TransformerConfig) -> int:
@@ -256,7 +284,7 @@ def draw_parameter(key: PRNGKeyArray, config: TransformerConfig, path: str) -> F
     """Return one new float32 parameter, drawn by `key` and its path."""
     row = _paths(config)[path]
     own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    kind, scale = row.distribution(config)
+    kind, scale = row.new_values(config)
     return initialization.draw(own_key, kind, scale, row.shape(config))
 
 

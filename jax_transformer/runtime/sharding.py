@@ -96,18 +96,19 @@ def shard_rows(x: Shaped[Array, "rows *shape"]) -> Shaped[Array, "rows *shape"]:
 
 def map_rows_and_heads(
     function: Callable[..., Shaped[Array, "rows heads *shape"]],
-    by_rows_and_heads: Sequence[Shaped[Array, "rows heads *_"]],
+    by_rows_and_heads: Sequence[Shaped[Array, "rows _ *_"]],
     by_rows: Sequence[Shaped[Array, "rows *_"]],
 ) -> Shaped[Array, "rows heads *shape"]:
     """Return a function's result; each device computes its own rows and heads.
 
     XLA cannot split a kernel that is written by hand: without this, each device would gather all
-    rows. Rows are split over data and fsdp, heads over tensor, where these divide them.
+    rows. Rows are split over data and fsdp, heads over tensor, where these divide them: the fewest
+    heads, which divide the others, so that keys stay beside the queries that read them.
     """
     mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
     if not has_our_axes(mesh):
         return function(*arrays)
-    rows, heads = by_rows_and_heads[0].shape[:2]
+    rows, heads = by_rows_and_heads[0].shape[0], min(x.shape[1] for x in by_rows_and_heads)
     row_axes = ROW_AXES if rows % _size(mesh, ROW_AXES) == 0 else None
     head_axis = "tensor" if heads % _size(mesh, "tensor") == 0 else None
     rows_and_heads = PartitionSpec(row_axes, head_axis)

@@ -86,6 +86,10 @@ FIELDS = [
     (NO_TABLES, "target_embedding/embedding"),
     ({"output_projection": "tied"}, "output_projection/kernel"),
     ({"output_bias": False}, "output_projection/bias"),
+    ({}, f"{ENCODER}/self_attention/query_norm/scale"),
+    ({}, f"{ENCODER}/feed_forward_residual/output_norm/scale"),
+    ({"decoder_norm_placement": "pre"}, f"{DECODER}/feed_forward_residual/output_norm/scale"),
+    ({"decoder_attention": "merged"}, f"{DECODER}/cross_attention/query/kernel"),
 ]
 
 

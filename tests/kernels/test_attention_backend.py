@@ -54,6 +54,7 @@ def test_cudnn_is_chosen_within_its_limits(change):
             "head_dim=136; cuDNN needs a multiple of 8, at most 128",
         ),
         ({"dropped": True}, "attention weights are dropped; cuDNN through JAX drops none"),
+        ({"capped": True}, "scores are capped; cuDNN caps none"),
     ],
 )
 def test_beyond_them_attention_is_plain_and_says_why(change, reason):
@@ -133,6 +134,13 @@ def draw(queries, keys, dtype="float32"):
     return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
 
 
+def grouped(heads, key_heads, length, dtype="float32"):
+    """Return what `draw` does, of more heads of queries than of keys."""
+    random = np.random.default_rng(3)
+    shapes = [(BATCH, count, length, HEAD_DIM) for count in (heads, key_heads, key_heads, heads)]
+    return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
+
+
 def masks(queries, keys):
     random = np.random.default_rng(1)
     padding = np.arange(keys) < np.array([keys, keys - 2, 0])[:, None, None, None]
@@ -145,14 +153,17 @@ def masks(queries, keys):
 
 
 def attend_and_differentiate(
-    query, key, value, cotangent, mask, implementation="plain", bias=None, divisor=HEAD_DIM**0.5
+    query, key, value, cotangent, mask, implementation="plain", bias=None, **settings
 ):
-    run = differentiable(mask, implementation, divisor)
+    run = differentiable(mask, implementation, **settings)
     return run(query, key, value, cotangent, bias)
 
 
-def differentiable(mask, implementation, divisor):
-    """Return what computes an attention's output and the gradients of its inputs."""
+def differentiable(mask, implementation, divisor=HEAD_DIM**0.5, softcap=None):
+    """Return what computes an attention's output and the gradients of its inputs.
+
+    The plain one repeats each head of keys and values for the queries that read it.
+    """
 
     @jax.jit
     def run(query, key, value, cotangent, bias):
@@ -160,8 +171,11 @@ def differentiable(mask, implementation, divisor):
             inputs = query, key, value
             if implementation == "plain":
                 visible = as_boolean_mask(mask, query.shape[2], key.shape[2])
-                return functional.dot_product_attention(*inputs, visible, None, bias, divisor)
-            return fused_attention(implementation, *inputs, mask, bias, divisor)
+                repeated = (jnp.repeat(x, query.shape[1] // len(x[0]), 1) for x in (key, value))
+                return functional.dot_product_attention(
+                    query, *repeated, visible, None, bias, divisor, softcap=softcap
+                )
+            return fused_attention(implementation, *inputs, mask, bias, divisor, softcap=softcap)
 
         output, transpose = jax.vjp(mapped, query, key, value, bias)
         return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
@@ -169,9 +183,10 @@ def differentiable(mask, implementation, divisor):
     return run
 
 
-def check_attention(found, inputs, mask, bias=None, divisor=HEAD_DIM**0.5):
+def check_attention(found, inputs, mask, bias=None, **settings):
     """Check a fused attention in float32, and the plain one, by the plain one in float64."""
-    run, names = differentiable(mask, "plain", divisor), ("output", "query", "key", "value", "bias")
+    names = ("output", "query", "key", "value", "bias")
+    run = differentiable(mask, "plain", **settings)
 
     def plain(inputs, bias):
         return by_name(run(*inputs, bias))
@@ -235,6 +250,27 @@ def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
     check_attention(found, inputs, mask)
     even = length + length % 2
     assert fused == [(BATCH, 1, even, even) if padded else None]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        SegmentMask(None, causal=True, window=(2, 0)),
+        SegmentMask(None, window=(2, 1)),
+        SegmentMask(masks(7, 7)["padding"][:, 0, 0], causal=True, window=(2, 0)),
+        masks(7, 7)["some"].at[0, 0, :, 2].set(False).repeat(2, axis=1),
+    ],
+)
+def test_cudnn_is_handed_windows_and_grouped_queries(fused, mask):
+    """A mask of each head of queries as well, where the queries of a group attend to other keys."""
+    query, key, value, cotangent = grouped(2 * HEADS, HEADS, 7)
+    if not isinstance(mask, SegmentMask):
+        nobody = ~mask.reshape(BATCH, HEADS, -1, 7).any(axis=2)[..., None]
+        assert nobody.any()
+        key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
+    inputs = query, key, value, cotangent
+    check_attention(attend_and_differentiate(*inputs, mask, "cudnn"), inputs, mask)
+    assert fused[0][2:] == (8, 8)
 
 
 @pytest.mark.parametrize("lengths", [(12, 10), (13, 11)])

@@ -1,5 +1,6 @@
 """The fused kernels for TPU, interpreted by XLA, beside plain attention."""
 
+import dataclasses
 import functools
 
 import jax
@@ -23,10 +24,11 @@ from tests.kernels.test_attention_backend import (
     attend_and_differentiate,
     check_attention,
     draw,
+    grouped,
 )
 from tests.models import decode_batch, random_params, random_tokens, small_config
 from tests.parity.ladder import error
-from tests.tiers import tiered
+from tests.tiers import tiered, tiered_rows
 
 FLASH = Execution.for_platform("tpu", attention="flash")
 
@@ -36,9 +38,9 @@ def interpreted(monkeypatch):
     """Let XLA interpret the kernels; return the lengths of the attentions that they compute."""
     lengths, attention = [], fused_attention.flash_attention
 
-    def by_xla(query, key, value, mask, divisor):
+    def by_xla(query, key, value, mask, divisor, softcap):
         lengths.append((query.shape[2], key.shape[2]))
-        return attention(query, key, value, mask, divisor, interpret=True)
+        return attention(query, key, value, mask, divisor, softcap, interpret=True)
 
     monkeypatch.setattr(fused_attention, "flash_attention", by_xla)
     monkeypatch.setattr(execution, "SHORTEST_FLASH", 1)
@@ -64,13 +66,18 @@ def mask_of(kind, queries, keys):
         "causal and holes": SegmentMask(holes, causal=True),
         "packed": SegmentMask(query_segments, query_segments, causal=True),
         "packed to keys": SegmentMask(packed(keys), query_segments),
+        "window": SegmentMask(None, window=(2, 3)),
+        "window and holes": SegmentMask(holes, window=(1, 0)),
+        "causal window and padding": SegmentMask(padding, causal=True, window=(3, 0)),
+        "packed window": SegmentMask(query_segments, query_segments, causal=True, window=(2, 1)),
     }[kind]
 
 
 KINDS = ("none", "causal", "padding", "causal and padding", "causal and holes", "packed")
+WINDOWS = ("window", "window and holes", "causal window and padding", "packed window")
 
 
-@pytest.mark.parametrize("kind", [*KINDS[1:], "packed to keys"])
+@pytest.mark.parametrize("kind", [*KINDS[1:], "packed to keys", *WINDOWS])
 def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
     lengths = (7, 5) if kind in ("padding", "packed to keys") else (7, 7)
     mask = mask_of(kind, *lengths)
@@ -79,7 +86,7 @@ def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
     attending = np.broadcast_to(mask.attending(*lengths), (BATCH, lengths[0]))
     assert np.array_equal(attended, boolean.any(axis=1))
     assert np.array_equal(attending, boolean.any(axis=2))
-    assert attending.all() == (kind == "causal")
+    assert attending.all() == (kind in ("causal", "window"))
     x = jnp.full((BATCH, lengths[1], 3), jnp.nan)
     expected = functional.clear_unattended(x, jnp.asarray(boolean)[:, None])
     np.testing.assert_array_equal(functional.clear_unattended(x, mask), expected)
@@ -87,7 +94,7 @@ def test_a_mask_by_segments_says_what_the_boolean_one_says(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    tiered([*KINDS, "packed to keys"], ["causal and holes"]),
+    tiered([*KINDS, "packed to keys", *WINDOWS], ["causal and holes"]),
 )
 def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
     """Of odd lengths, with NaN wherever nobody attends to, and scores that are not scaled."""
@@ -99,7 +106,7 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
         nobody = ~mask.attended(lengths[1])[:, None, :, None]
         key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
     inputs = query, key, value, cotangent
-    found = attend_and_differentiate(*inputs, mask, "flash", None, divisor)
+    found = attend_and_differentiate(*inputs, mask, "flash", divisor=divisor)
     check_attention(found, inputs, mask, divisor=divisor)
     assert interpreted == [lengths]
     if mask is not None:
@@ -107,11 +114,30 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
         assert (np.asarray(found[0]).swapaxes(1, 2)[empty] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "key_heads"),
+    tiered_rows(
+        [("none", 2), ("causal", 1), ("packed", 2), ("packed window", 2), ("window and holes", 1)],
+        is_quick=lambda kind, _: kind == "packed window",
+    ),
+)
+def test_the_kernels_group_queries_and_cap_scores(interpreted, kind, key_heads):
+    """Beside plain attention of repeated keys, whose gradients are added up for each group."""
+    query, key, value, cotangent = grouped(4, key_heads, 13)
+    mask, settings = mask_of(kind, 13, 13), {"divisor": 0.5, "softcap": 1.5}
+    found = attend_and_differentiate(query, key, value, cotangent, mask, "flash", **settings)
+    inputs = query, key, value, cotangent
+    check_attention(found, inputs, mask, **settings)
+    assert interpreted == [(13, 13)]
+
+
 @pytest.mark.exhaustive
 def test_the_blocks_of_a_long_attention_add_up(interpreted, monkeypatch):
     for name in ("LONGEST_QUERY_BLOCK", "LONGEST_KEY_BLOCK"):
         monkeypatch.setattr(fused_attention, name, fused_attention.LANES)
     inputs, mask = draw(300, 300), mask_of("packed", 300, 300)
+    check_attention(attend_and_differentiate(*inputs, mask, "flash"), inputs, mask)
+    inputs, mask = grouped(4, 2, 300), dataclasses.replace(mask, window=(130, 0))
     check_attention(attend_and_differentiate(*inputs, mask, "flash"), inputs, mask)
 
 
@@ -201,22 +227,36 @@ def test_what_the_kernels_cannot_do_is_refused():
     attend = functools.partial(fused_attention.fused_attention, "flash", query, key, value)
     with pytest.raises(InputError, match="attention='flash' cannot drop attention weights"):
         attend(None, None, 1.0, dropping=True)
+    with pytest.raises(InputError, match=r"'cudnn' cannot cap scores \(softcap=50.0\); use att"):
+        fused_attention.fused_attention("cudnn", query, key, value, None, None, 1.0, softcap=50.0)
     for others in ((jnp.ones((1, 1, 5, 5), bool), None), (None, jnp.zeros((1, HEADS, 5, 5)))):
         with pytest.raises(InputError, match="reads masks by segments, and no bias"):
             attend(*others, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows", "heads"), [((4, 1, 1), 8, 2), ((2, 2, 2), 8, 2), ((2, 2, 2), 3, 3)]
+    ("sizes", "rows", "heads", "key_heads"),
+    [
+        ((4, 1, 1), 8, 2, 2),
+        ((2, 2, 2), 8, 2, 2),
+        ((2, 2, 2), 3, 3, 3),
+        ((2, 2, 2), 8, 4, 2),
+        ((2, 2, 2), 8, 2, 1),
+    ],
 )
-def test_each_device_computes_its_own_rows_and_heads(sizes, rows, heads):
-    """What is not divided by the axes is computed by every device."""
+def test_each_device_computes_its_own_rows_and_heads(sizes, rows, heads, key_heads):
+    """What is not divided by the axes is computed by every device; keys stay with their queries."""
     mesh = AbstractMesh(sizes, AXES, axis_types=AXIS_TYPES)
-    query = jax.ShapeDtypeStruct((rows, heads, 128, HEAD_DIM), jnp.bfloat16)
+    query, key = (
+        jax.ShapeDtypeStruct((rows, count, 128, HEAD_DIM), jnp.bfloat16)
+        for count in (heads, key_heads)
+    )
     with use_abstract_mesh(mesh):
         mask = SegmentMask(jnp.ones((rows, 128), bool))
         attend = functools.partial(fused_attention.flash_attention, mask=mask, divisor=1.0)
-        text = str(jax.make_jaxpr(attend)(query, query, query))
-    own_rows, own_heads = (3, 3) if rows == 3 else (rows // 4, heads // sizes[2])
+        text = str(jax.make_jaxpr(attend)(query, key, key))
+    own_rows, tensor = 3 if rows == 3 else rows // 4, sizes[2] if key_heads % 2 == 0 else 1
     assert "shard_map" in text
-    assert f"bf16[{own_rows},{own_heads},128,{HEAD_DIM}]" in text.split("shard_map", 1)[1]
+    for count in (heads, key_heads):
+        own = f"bf16[{own_rows},{count // tensor},128,{HEAD_DIM}]"
+        assert own in text.split("shard_map", 1)[1]

@@ -14,7 +14,6 @@ from jax_transformer.kernels.segments import as_boolean_mask, causal_mask
 from jax_transformer.model import functional, layers, masks
 from jax_transformer.model import transformer as model
 from jax_transformer.model.norms import norm
-from jax_transformer.model.self_over_memory import decoder_layer
 from tests.compilation import AS_USERS_DO
 from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH
 from tests.parity.ladder import bound, error
@@ -283,7 +282,7 @@ def decoder_inputs(pair):
 
 
 def test_decoder_layer(pair, ladder):
-    layer = decoder_layer(pair.config)(pair.config)
+    layer = model.DECODER_LAYERS[pair.config.decoder_attention](pair.config)
     ladder.check(
         pair,
         "decoder layer",

@@ -11,10 +11,8 @@ LAYOUT = Layout(
             "{stack}/layers_{i}/{block}/{projection}/kernel",
             transpose,
         ),
-        Row(
-            "{stack}.layers.{i}.{residual}.norm.weight", "{stack}/layers_{i}/{residual}/norm/scale"
-        ),
-        # One row for the biases of projections and of residual norms.
+        Row("{stack}.layers.{i}.{block}.{norm}.weight", "{stack}/layers_{i}/{block}/{norm}/scale"),
+        # One row for the biases of projections and of norms.
         Row("{stack}.layers.{i}.{block}.{part}.bias", "{stack}/layers_{i}/{block}/{part}/bias"),
         Row("{stack}.layers.{i}.memory_norm.weight", "{stack}/layers_{i}/memory_norm/scale"),
         Row("{stack}.layers.{i}.memory_norm.bias", "{stack}/layers_{i}/memory_norm/bias"),
