@@ -1,7 +1,7 @@
 """The blocks of the model as torch modules, named as in `jax_transformer.model.layers`.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, G heads of keys and
-values, K head_dim, C pairs of rotated columns, V vocab.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
+G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab.
 """
 
 import torch
@@ -116,8 +116,8 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "B T D"],
-        key: Float[Tensor, "B S D"],
-        value: Float[Tensor, "B S D"],
+        key: Float[Tensor, "B S M"],
+        value: Float[Tensor, "B S M"],
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T S"] | None = None,
         angles: Float[Tensor, "L C"] | None = None,
@@ -273,7 +273,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"],
+        memory: Float[Tensor, "B S M"],
         tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T T"] | None = None,
@@ -298,7 +298,7 @@ class DecoderLayer(nn.Module):
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
 
-    def cross_attention_input(self, memory: Float[Tensor, "B S D"]) -> Float[Tensor, "B S D"]:
+    def cross_attention_input(self, memory: Float[Tensor, "B S M"]) -> Float[Tensor, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
         return self.memory_norm(memory) if self.config.memory_norm else memory
 

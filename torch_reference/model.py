@@ -1,6 +1,7 @@
 """The whole model in torch, named as in `jax_transformer.model.transformer`.
 
-Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
+Letters in shapes: B batch, S source length, T target length, D d_model, M that of the
+encoder, V target vocabulary.
 """
 
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ class Decoder(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S D"],
+        memory: Float[Tensor, "B S M"],
         tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
@@ -163,7 +164,7 @@ class Transformer(nn.Module):
     def decode(
         self,
         tgt: Target,
-        memory: Float[Tensor, "B S D"],
+        memory: Float[Tensor, "B S M"],
         tgt_mask: TargetMask | None = None,
         src_mask: SourceMask | None = None,
     ) -> Float[Tensor, "B T V"]:

@@ -121,11 +121,11 @@ class TransformerConfig:
         rotary_scaling: What rotary positions are divided by (Chen et al. 2023).
         rotary_fraction: Share of a head's columns, the first ones, that is rotated.
         sliding_window: Positions that a query of the decoder's self-attention sees: its own and
-            the nearest earlier ones (Beltagy et al. 2020, section 3.1). None: all.
+            the nearest earlier ones (Beltagy et al. 2020, section 3.1); None means all of them.
         sliding_window_pattern: Of each so many layers of a stack, the last one has no window.
-            None: every layer has it.
+            None means that every layer has it.
         sliding_window_theta: `rotary_theta` of the layers with a window, whose positions are not
-            scaled; None: both as in the other layers.
+            scaled; None means both as in the other layers.
         encoder_window: What the encoder's queries see where there is a window: "each_side"
             `sliding_window` positions on each side, "split" as many as the decoder's, the own one
             in the middle.
@@ -139,7 +139,7 @@ class TransformerConfig:
         attention_scale: Divisor of the attention scores: "head_dim" is sqrt(head_dim) (section
             3.2.1), "d_model" is sqrt(d_model), "none" is 1, a number is its square root.
         attention_softcap: Bound c of the attention scores, which become c tanh(score / c) before
-            masks (Gemma Team 2024, section 2); None changes nothing.
+            masks (Gemma Team 2024, section 2); None means no bound.
         query_key_norm: Whether queries and keys are normed, each head for itself (Henry et al.
             2020).
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;

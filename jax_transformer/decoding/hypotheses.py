@@ -109,7 +109,7 @@ def start_state(caches: tuple[Cache, ...], pad_id: int, selection: Selection) ->
     """Return the state before the first token."""
     batch, count, length = caches[0].ancestors.shape
     sequences = jnp.full((batch, count, length + 1), pad_id, jnp.int32)
-    dtype = jnp.promote_types(caches[0].layers[0].memory_keys.dtype, jnp.float32)
+    dtype = jnp.promote_types(caches[0].layers[0][0].dtype, jnp.float32)
     most_finished = selection.num_hypotheses if selection.early_stopping == "never" else count
     return State(
         step=jnp.zeros((), jnp.int32),

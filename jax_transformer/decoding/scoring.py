@@ -5,7 +5,6 @@ Letters in shapes: B batch, S source length, T target length, H heads.
 
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +59,8 @@ def cross_attention_weights(
     """Return the cross-attention weights of each decoder layer and head for each target token.
 
     The weights [B, layers, H, T, S] are those of the step that predicts token t. They sum to 1
-    over the source, or to 0 where the whole source is masked.
+    over the source, or to 0 where the whole source is masked; where `config.decoder_attention` is
+    "merged", to the share that targets leave the source.
 
     Args:
         params: Parameters, a nested dict of arrays, as from `init_params`.
@@ -115,26 +115,24 @@ def _weights(
     src_mask: SourceMask | None,
 ) -> Float[Array, "B layers H T S"]:
     source_length = src.shape[1]
+    attention = "self_attention" if config.decoder_attention == "merged" else "cross_attention"
     src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
     _, captured = Transformer(config).apply(
         {"params": params},
         src,
         tgt_input,
         src_mask,
-        capture_intermediates=_drops_cross_attention,
+        capture_intermediates=lambda module, method: (
+            module.path[-2:] == (attention, "dropout") and method == "__call__"
+        ),
         mutable="intermediates",
     )
     layers = captured["intermediates"]["decoder"]
     weights = [
-        layers[f"layers_{index}"]["cross_attention"]["dropout"]["__call__"][0]
+        layers[f"layers_{index}"][attention]["dropout"]["__call__"][0]
         for index in range(config.num_decoder_layers)
     ]
     return jnp.stack(weights, axis=1)[:, :, :, : tgt.shape[1], :source_length]
-
-
-def _drops_cross_attention(module: nn.Module, method: str) -> bool:
-    """Return whether the method's output is the cross-attention weights after their dropout."""
-    return module.path[-2:] == ("cross_attention", "dropout") and method == "__call__"
 
 
 def _inputs(

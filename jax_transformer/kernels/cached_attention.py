@@ -116,12 +116,11 @@ def attend_to_cache(
     joined = cache_layout(keys) == "joined_heads"
     key_heads = keys.shape[2] // query.shape[3] if joined else keys.shape[1]
     if key_heads < query.shape[1]:
+        rows = query.shape[1:3]
         mask, bias = (
-            None
+            x
             if x is None
-            else join_queries(
-                jnp.broadcast_to(x, (len(x), *query.shape[1:3], x.shape[3])), key_heads
-            )
+            else join_queries(jnp.broadcast_to(x, (x.shape[0], *rows, x.shape[3])), key_heads)
             for x in (mask, bias)
         )
     attend = _joined_attention if joined else _split_attention

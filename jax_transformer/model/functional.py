@@ -81,7 +81,7 @@ def sinusoidal_positions(
 
 def rotary_angles(
     length: int, columns: int, theta: float, scaling: float = 1.0
-) -> Float[np.ndarray, "length columns/2"]:
+) -> Float[np.ndarray, "length pairs"]:
     """Return the float64 angle of each position and each pair of columns (Su et al. 2021).
 
     Args:

@@ -4,9 +4,9 @@ The classes of `torch_reference.layers` have the same names, parameters and meth
 `Dropout` are `torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
 random stream. The cache, and the methods that use it, exist in JAX only.
 
-Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, G heads of keys and
-values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a source, slots N times
-target positions.
+Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
+G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a
+source, slots N times target positions.
 """
 
 import hashlib
@@ -270,8 +270,8 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         query: Float[Array, "B T D"],
-        key: Float[Array, "B S D"],
-        value: Float[Array, "B S D"],
+        key: Float[Array, "B S M"],
+        value: Float[Array, "B S M"],
         mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
         rotation: Rotation | None = None,
@@ -486,7 +486,7 @@ class DecoderLayer(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S M"],
         tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T T"] | None = None,
@@ -511,12 +511,12 @@ class DecoderLayer(nn.Module):
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
 
-    def cross_attention_input(self, memory: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+    def cross_attention_input(self, memory: Float[Array, "B S M"]) -> Float[Array, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
         return self.memory_norm(memory) if self.config.memory_norm else memory
 
     def init_cache(
-        self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
+        self, memory: Float[Array, "B S M"], slots: int, layout: CacheLayout
     ) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
         memory = self.cross_attention_input(memory)

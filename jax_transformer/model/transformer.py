@@ -1,6 +1,7 @@
 """The whole model, and its functional face: init_params, encode, decode, apply.
 
-Letters in shapes: B batch, S source length, T target length, D d_model, V target vocabulary.
+Letters in shapes: B batch, S source length, T target length, D d_model, M that of the
+encoder, V target vocabulary.
 """
 
 import dataclasses
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S M"],
         tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
     ) -> Float[Array, "B T D"]:
@@ -225,7 +226,7 @@ class Decoder(nn.Module):
 
     def init_cache(
         self,
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S M"],
         src_mask: SourceMask | None,
         slots: int,
         layout: CacheLayout,
@@ -321,7 +322,7 @@ class Transformer(nn.Module):
     def decode(
         self,
         tgt: Target,
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S M"],
         tgt_mask: TargetMask | None = None,
         src_mask: SourceMask | None = None,
         *,
@@ -354,7 +355,7 @@ class Transformer(nn.Module):
 
     def init_cache(
         self,
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S M"],
         src_mask: SourceMask | None,
         slots: int,
         layout: CacheLayout,
@@ -515,7 +516,7 @@ def decode(
     params: Params,
     config: TransformerConfig,
     tgt: Target,
-    memory: Float[Array, "B S D"],
+    memory: Float[Array, "B S M"],
     tgt_mask: TargetMask | None = None,
     src_mask: SourceMask | None = None,
     *,
@@ -529,7 +530,7 @@ def decode(
         params: Parameters, a nested dict of arrays, as from `init_params`.
         config: The shape of the model.
         tgt: Target ids [B, T]; vectors [B, T, D] where `config.token_embeddings` is "none".
-        memory: What `encode` returned [B, S, D].
+        memory: What `encode` returned [B, S, M].
         tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions
             and `config.pad_id`.
         src_mask: True = attend, broadcastable to [B, heads, T, S]; None attends to the whole

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from jax_transformer.config import TransformerConfig
+from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params, init_params
-from jax_transformer.model.tree import parameter_shardings
+from jax_transformer.model.tree import STACKS, parameter_shardings
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.host_memory import check_memory
 from jax_transformer.runtime.topologies import Device, compile_for_topology, topology_devices
@@ -131,15 +131,19 @@ def activations_per_row(
     operations as well. With rematerialisation, what one layer keeps is added; with several
     `loss_parts`, no logits are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
-    width, heads = config.d_model, config.num_heads * config.head_dim / tensor
-    length, size = workload.length, BYTES[workload.compute_dtype]
-    scores, inner = config.num_heads * length / tensor, config.d_ff / tensor
-    products = inner * (2 if config.gated_feed_forward else 1)
+    width, length, size = config.d_model, workload.length, BYTES[workload.compute_dtype]
 
-    def layer(attentions: int) -> dict[str, float]:
-        """Bytes of a token that a layer with this number of attentions keeps."""
+    def layer(stack: Stack) -> dict[str, float]:
+        """Bytes of a token that a layer of a stack keeps."""
+        sizes = config.stack(stack)
+        width, inner = sizes.d_model, sizes.d_ff / tensor
+        heads, scores = (sizes.num_heads * each / tensor for each in (sizes.head_dim, length))
+        keys_and_values = 2 * sizes.key_heads * sizes.head_dim / tensor
+        attentions = 1 if stack == "encoder" else 2
+        products = inner * (2 if config.gated_feed_forward else 1)
         sublayers = (attentions + 1) * width
-        dots = sublayers + 3 * attentions * heads + products  # the products with kernels
+        # The products with kernels.
+        dots = sublayers + attentions * (heads + keys_and_values) + products
         everything = dots + attentions * (scores + heads)
         if workload.scan_layers:
             everything += sublayers + attentions * scores + inner
@@ -152,7 +156,7 @@ def activations_per_row(
             "dots": size * dots + residual_masks,
         }
 
-    encoder, decoder = layer(1), layer(2)
+    encoder, decoder = layer("encoder"), layer("decoder")
     logits = config.tgt_vocab_size / tensor if loss_parts == 1 else width
     ends = size * (2 * width + logits) + MASK * 2 * width * (config.dropout > 0)
     kept = {}
@@ -197,13 +201,19 @@ def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
     The backward pass costs twice the forward pass: each of the two factors of a product has a
     gradient. Padding and scores that a causal mask hides count; recomputation does not.
     """
-    heads = config.num_heads * config.head_dim
-    inputs = config.head_dim if config.head_projection == "shared" else config.d_model
-    attention = (3 * inputs + config.d_model) * heads + 2 * length * heads
-    feed_forward = (3 if config.gated_feed_forward else 2) * config.d_model * config.d_ff
-    encoder = config.num_encoder_layers * (attention + feed_forward)
-    decoder = config.num_decoder_layers * (2 * attention + feed_forward)
-    products = encoder + decoder + config.d_model * config.tgt_vocab_size
+    products = config.d_model * config.tgt_vocab_size
+    for stack in STACKS:
+        sizes = config.stack(stack)
+        heads, keys = (count * sizes.head_dim for count in (sizes.num_heads, sizes.key_heads))
+        shared = sizes.head_projection == "shared"
+        inputs = [sizes.head_dim if shared else sizes.d_model]  # of the keys of each attention
+        if stack == "decoder":
+            inputs.append(sizes.head_dim if shared else config.stack("encoder").d_model)
+        queries = 1 if sizes.decoder_attention == "merged" else len(inputs)
+        layer = queries * (inputs[0] + sizes.d_model) * heads
+        layer += sum(2 * width * keys + 2 * length * heads for width in inputs)
+        layer += (3 if sizes.gated_feed_forward else 2) * sizes.d_model * sizes.d_ff
+        products += getattr(config, f"num_{stack}_layers") * layer
     return 3.0 * 2 * products * rows * length
 
 

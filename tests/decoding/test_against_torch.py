@@ -18,7 +18,7 @@ from tests.decoding.reversing import (
     learners,
     sources,
 )
-from tests.models import unchecked
+from tests.models import random_params, random_tokens, small_config, unchecked
 
 STATIC = ("config", "max_new_tokens", "beam_size", "length_normalization", "num_hypotheses")
 # Taken in turns. The strong ones tempt a search to stop before a longer or shorter target wins.
@@ -79,6 +79,27 @@ def test_ids_and_scores_are_the_references(compiled, preset, beams):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("beams", [(1, 1), (4, 3)])
+@pytest.mark.parametrize("model", ["windows", "merged", "modern"])
+@pytest.mark.usefixtures("x64")
+def test_windows_shorter_than_the_text_and_merged_attention_are_searched_alike(
+    compiled, model, beams
+):
+    config = small_config(model, num_encoder_layers=2, num_decoder_layers=2)
+    drawn = random_params(config, seed=5, dtype=np.float64)
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, drawn)
+    module = torch_reference.Transformer(config).double().eval()
+    module.load_state_dict(convert.to_torch(params, config))
+    src, _ = random_tokens(config)
+    options = {"max_new_tokens": 11, "beam_size": beams[0], "num_hypotheses": beams[1]}
+    with unchecked():
+        expected = torch_reference.generate(module, torch.from_numpy(src), **options)
+    found = compiled(params, config, src, **options)
+    assert config.sliding_window is None or np.max(found.lengths) > config.sliding_window + 1
+    assert_same(found, expected.tokens, expected.scores, atol=1e-5)
+
+
 def test_a_target_that_wins_late_is_waited_for(compiled):
     """Two short ones come first until, all steps later, the penalty has grown enough."""
     odds = [1e-9] * VOCABULARY

@@ -106,7 +106,10 @@ def test_every_step_is_the_uncached_model(preset, dtype):
     print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
 
 
-@pytest.mark.parametrize("preset", tiered(["vaswani2017", "shared_heads", "t5", "umt5"], ["umt5"]))
+@pytest.mark.parametrize(
+    "preset",
+    tiered(["vaswani2017", "shared_heads", "t5", "umt5", "windows", "merged"], ["umt5"]),
+)
 @pytest.mark.parametrize("beam_size", tiered([1, BEAM], [BEAM]))
 def test_joined_heads_are_split_heads(preset, beam_size, dtype):
     """Each of the presets decodes in another way."""
@@ -175,7 +178,8 @@ def with_gathering(config, params, src, tokens, parents):
 
 
 @pytest.mark.parametrize(
-    "preset", tiered(["vaswani2017", "shared_heads", "torch_nn"], ["vaswani2017"])
+    "preset",
+    tiered(["vaswani2017", "shared_heads", "torch_nn", "windows", "merged"], ["vaswani2017"]),
 )
 def test_ancestors_are_gathering_without_the_moving(preset, dtype):
     config, params, src, tokens = setting(preset, dtype)

@@ -1,6 +1,7 @@
 """Attention to a cache of either layout is attention to the keys and values that it was made of."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from jax_transformer.kernels.cached_attention import (
     write_slots,
 )
 from jax_transformer.model import functional
+from tests.models import unchecked
 from tests.parity.ladder import bound, error
 
 BATCH, HEADS, COUNT, SLOTS, HEAD_DIM = 2, 6, 3, 5, 7
@@ -35,5 +37,14 @@ def test_a_cache_of_few_heads_gives_what_their_copies_give(layout, key_heads, ma
         keys, values = cached_keys(key, layout), cached_values(value, layout)
         cache = write_slots(empty_cache(keys, values, SLOTS), keys, values, jnp.int32(0))
         found = attend_to_cache(query, cache.keys, cache.values, mask, bias, 0.7, softcap=1.5)
+        (batch,) = jax.export.symbolic_shape("batch")
+
+        def attend(*arrays):
+            return attend_to_cache(*arrays, bias, 0.7)
+
+        arrays = query, cache.keys, cache.values, mask
+        shapes = (jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in arrays)
+        with unchecked():
+            assert jax.eval_shape(attend, *shapes).shape == (batch, HEADS, COUNT, HEAD_DIM)
     assert cache.keys.size == BATCH * key_heads * SLOTS * HEAD_DIM
     assert error(found, expected) <= bound("block", "float64")

@@ -72,8 +72,8 @@ WRONG_MASKS = {
 
 @pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
 def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
-    def weights(scores, divisor, mask, bias, exponentials):
-        assert (bias, exponentials) == (None, "wide")
+    def weights(scores, divisor, mask, bias, exponentials, softcap):
+        assert (bias, exponentials, softcap) == (None, "wide", None)
         return jax.nn.softmax(WRONG_MASKS[wrong](scores / divisor, mask))
 
     config = small_config("torch_nn")

@@ -157,6 +157,21 @@ def test_flops_of_gated_wide_heads_are_those_of_the_compiled_step():
         assert not 1 <= counted / other < FLOPS_FACTOR
 
 
+GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1}
+WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
+
+
+@pytest.mark.parametrize("fields", [GROUPED, GROUPED | {"decoder_attention": "merged"}, WIDER])
+def test_flops_of_sizes_that_differ_are_those_of_the_compiled_step(fields):
+    config = make_config(**fields)
+    counted = compile_loss(config).cost_analysis()["flops"]
+    assert 1 <= counted / step_flops(config, ROWS, LENGTH) < FLOPS_FACTOR
+    for name in fields.keys() - {"d_kv", "num_heads", "token_embeddings", "encoder_d_ff"}:
+        default = getattr(TransformerConfig(), name)
+        usual = dataclasses.replace(config, **{name: default})
+        assert not 1 <= counted / step_flops(usual, ROWS, LENGTH) < FLOPS_FACTOR, name
+
+
 @pytest.mark.exhaustive
 def test_the_command_takes_the_config_of_a_model(tmp_path, run):
     config = TransformerConfig.preset("marian", d_model=16, num_heads=2, d_ff=8, max_length=64)

@@ -272,7 +272,8 @@ def test_a_field_that_contradicts_the_module_is_refused():
         ("num_heads", 3, "num_heads=3, but the module has 2"),
         ("token_embeddings", "shared", "'shared', but the module has 'separate'"),
         ("positions", "sinusoidal_halves", "'sinusoidal_halves', but the module has 's"),
-        ("positions", "rotary", "positions='rotary' must be one of 'learned'"),
+        ("positions", "rotary", "positions='rotary', but the module has 'sinusoidal'"),
+        ("positions", "alibi", "positions='alibi' must be one of 'learned'"),
         ("heads", 3, "heads=3 is not a setting"),
     ):
         with pytest.raises(InputError, match=message):
