@@ -85,6 +85,7 @@ def tokens(config, batch, source, target):
             *(("pre_norm", name) for name in ("apply", "beam")),
             *(("t5", name) for name in ("encode", "apply", "greedy", "beam")),  # relative positions
             ("shared_heads", "greedy"),
+            *((preset, name) for preset in ("windows", "merged") for name in ("apply", "beam")),
         ],
         lambda *row: row == ("t5", "greedy"),
     ),

@@ -35,6 +35,17 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "decoder_attention": ("self_then_cross",),
     "memory_norm": (False,),
     "norm": ("layer_norm", "rms_norm"),
+    "norm_placement": ("post", "pre"),
+    "decoder_norm_placement": (None, "post", "pre"),
+    "positions": (
+        *("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column", "sinusoidal_tensor2tensor"),
+        *("learned", "relative", "none"),
+    ),
+    "query_key_norm": (False,),
+    **dict.fromkeys(("num_kv_heads", "sliding_window"), (None,)),
+    **dict.fromkeys(("attention_softcap", "logit_softcap"), (None,)),
+    **dict.fromkeys(("encoder_d_model", "encoder_d_ff"), (None,)),
+    **dict.fromkeys(("encoder_num_heads", "encoder_num_kv_heads"), (None,)),
     "token_embeddings": ("separate", "shared"),
     "output_projection": ("linear", "tied"),
 }

@@ -33,7 +33,8 @@ from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel
 from torch_reference import Transformer, functional, masks
-from torch_reference.layers import DecoderLayer, MultiHeadAttention, RelativeAttentionBias
+from torch_reference.layers import DecoderLayer, RelativeAttentionBias
+from torch_reference.model import of_layers
 
 # What the programs cannot express: a field, and the only values that they can.
 EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
@@ -145,7 +146,7 @@ class Encoder(nn.Module):
         kept = []
         for layer in self.model.decoder.layers:
             attention, inputs = layer.cross_attention, layer.cross_attention_input(memory)
-            kept.append(attention.project(attention.key, inputs))
+            kept.append(attention.keys(inputs))
             kept.append(attention.project(attention.value, inputs))
         return src_mask, kept
 
@@ -180,12 +181,17 @@ class DecoderStep(nn.Module):
         bias, decoder = None, model.decoder
         if model.config.has_shared_relative_bias:
             bias = _bias(decoder.relative_attention_bias, length)
-        written = []
-        for number, layer in enumerate(decoder.layers):
+        written, own = [], of_layers(model.config, "decoder", None, length)
+        for number, (layer, (mask, angles)) in enumerate(zip(decoder.layers, own, strict=True)):
             if model.config.has_relative_bias_per_layer:
                 bias = _bias(layer.relative_attention_bias, length)
             of_layer = slice(2 * number, 2 * number + 2)
-            x, kept = _layer_step(layer, x, cache[of_layer], memory[of_layer], src_mask, bias)
+            here = (
+                None if mask is None else mask[:, :, -1:],
+                bias,
+                None if angles is None else angles[-1:],
+            )
+            x, kept = _layer_step(layer, x, cache[of_layer], memory[of_layer], src_mask, here)
             written += kept
         return model.project(decoder.norm(x))[:, 0], written
 
@@ -201,37 +207,25 @@ def _layer_step(
     cache: list[Heads],
     memory: list[Heads],
     src_mask: Bool[Tensor, "B 1 1 S"],
-    bias: Float[Tensor, "1 H 1 _"] | None,
+    here: tuple[Tensor | None, Tensor | None, Tensor | None],
 ) -> tuple[Float[Tensor, "B 1 D"], list[Heads]]:
-    """Return a layer's output at one position, and its cache with that position written."""
-    attention = layer.self_attention
+    """Return a layer's output at one position, and its cache with that position written.
+
+    Args:
+        here: Mask and bias of the self-attention's scores, and the angles of its rotation, at this
+            position.
+    """
+    attention, (mask, bias, angles) = layer.self_attention, here
     y = layer.self_attention_residual.sublayer_input(x)
-    written = [
-        torch.cat([kept, attention.project(projection, y)], dim=2)
-        for projection, kept in zip((attention.key, attention.value), cache, strict=True)
-    ]
-    y = _attend(attention, y, *written, None, bias)
+    new = attention.keys(y, angles), attention.project(attention.value, y)
+    written = [torch.cat(parts, dim=2) for parts in zip(cache, new, strict=True)]
+    y = attention.attend(attention.queries(y, angles), *written, mask, bias)
     x = layer.self_attention_residual(x, y)
-    y = layer.cross_attention_residual.sublayer_input(x)
-    y = _attend(layer.cross_attention, y, *memory, src_mask, None)
+    y, attention = layer.cross_attention_residual.sublayer_input(x), layer.cross_attention
+    y = attention.attend(attention.queries(y), *memory, src_mask)
     x = layer.cross_attention_residual(x, y)
     y = layer.feed_forward_residual.sublayer_input(x)
     return layer.feed_forward_residual(x, layer.feed_forward(y)), written
-
-
-def _attend(
-    attention: MultiHeadAttention,
-    x: Float[Tensor, "B 1 D"],
-    keys: Heads,
-    values: Heads,
-    mask: Bool[Tensor, "B 1 1 S"] | None,
-    bias: Float[Tensor, "1 H 1 _"] | None,
-) -> Float[Tensor, "B 1 D"]:
-    """Return attention to keys and values that are projected already."""
-    query = attention.project(attention.query, x)
-    divisor = attention.config.attention_divisor
-    heads = functional.dot_product_attention(query, keys, values, mask, None, bias, divisor)
-    return attention.output(functional.merge_heads(heads))
 
 
 class BiasTable(RelativeAttentionBias):
@@ -252,10 +246,11 @@ class BiasTable(RelativeAttentionBias):
 def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transformer:
     """Return the model in PyTorch; what is computed from positions alone is a table in it."""
     if config.has_position_table and config.positions != "learned":
-        sizes = config.max_length, config.d_model
         kind = config.positions, config.position_offset, config.position_rounding
-        table = {"embedding": sinusoidal_positions(*sizes, *kind).astype(np.float32)}
-        params = {**params, "source_positions": table, "target_positions": table}
+        params = dict(params)
+        for side, stack in (("source", "encoder"), ("target", "decoder")):
+            table = sinusoidal_positions(config.max_length, config.stack(stack).d_model, *kind)
+            params[f"{side}_positions"] = {"embedding": table.astype(np.float32)}
         config = dataclasses.replace(
             config, positions="learned", position_offset=0, position_rounding="none"
         )

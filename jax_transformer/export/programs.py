@@ -58,7 +58,7 @@ def export_programs(
     def of_sizes(names: str) -> tuple[Any, ...]:
         """Return sizes of these letters, in a scope of their own: a program knows no others."""
         known = ["n*t >= n"] if "n" in names else []  # a cache has room for one position
-        if config.has_position_table:
+        if config.has_position_table or config.positions == "rotary":  # whose angles are a table
             known += [f"{name} <= {config.max_length}" for name in "st" if name in names]
         return jax.export.symbolic_shape(", ".join(names), constraints=known)
 

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from jax_transformer import InputError, TransformerConfig
+from tests.models import OTHERS as OF_ALL_TESTS
 from tests.models import random_params, unchecked
 
 OTHER_FUNCTION = re.compile(r"not written, because \d+ of 16 random sources")  # of a refusal
@@ -19,21 +20,26 @@ OTHERS = {
     "pre_norm_decoder": {"decoder_norm_placement": "pre", "decoder_final_norm": True}
     | {"attention_scale": "d_model"},
     "narrow_heads": {"d_kv": 7, "norm_bias": False, "activation": "silu"},
+    "scaled_queries": {"attention_scale": 7.0},
 }
+# The fields of language models of today, in texts that are longer than the windows.
+BLOCKS = {name: OF_ALL_TESTS[name] for name in ("windows", "merged")}
 
 
 def with_preset(base, name, **fields):
     """A model of a preset with random numbers in every leaf, large enough to choose clearly.
 
-    The presets of `OTHERS` are the paper's with other fields.
+    The presets of `OTHERS` and `BLOCKS` are the paper's with other fields.
     """
-    if name in OTHERS:
-        name, fields = "vaswani2017", fields | OTHERS[name]
+    if name in OTHERS | BLOCKS:
+        name, fields = "vaswani2017", fields | (OTHERS | BLOCKS)[name]
     defaults, tokenizer = TransformerConfig.preset(name), base.tokenizer
     sizes = {"d_model": 24, "num_heads": 3, "d_ff": 32, "max_length": 40, "dropout": 0.0}
     sizes |= {"src_vocab_size": 30, "tgt_vocab_size": 30}
     sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 3}
     sizes |= {key: getattr(tokenizer, key) for key in ("pad_id", "bos_id", "eos_id")}
+    if defaults.num_kv_heads is not None:
+        sizes["num_kv_heads"] = 1
     if defaults.d_kv is not None:
         sizes["d_kv"] = 5
     if defaults.positions == "relative":

@@ -21,6 +21,23 @@ REFUSED = {
     "pre_norm": "norm='std_norm'",
     "pre_norm_memory_norm": "memory_norm=True",
     "pre_norm_log_softmax": "norm='std_norm'",
+    "modern": "positions='rotary'",
+}
+REFUSED_FIELDS = {
+    "decoder_attention": "merged",
+    "norm_placement": "sandwich",
+    "decoder_norm_placement": "sandwich",
+    "norm": "zero_centered_rms_norm",
+    "positions": "rotary",
+    "sliding_window": 3,
+    "num_kv_heads": 1,
+    "query_key_norm": True,
+    "attention_softcap": 5.0,
+    "logit_softcap": 5.0,
+    "encoder_d_model": 28,
+    "encoder_num_heads": 2,
+    "encoder_num_kv_heads": 1,
+    "encoder_d_ff": 27,
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 
@@ -37,6 +54,15 @@ def test_every_expressible_model_translates_alike(base, tmp_path, name):
 def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
     found = refusal(ctranslate2_folder.export_ctranslate2, with_preset(base, name), tmp_path)
     assert found.startswith(f"{REFUSED[name]}: CTranslate2 can express ")
+
+
+@pytest.mark.parametrize("name", REFUSED_FIELDS)
+def test_fields_that_the_engine_lacks_are_refused_by_name(base, tmp_path, name):
+    fields = {name: REFUSED_FIELDS[name], "norm_bias": False, "d_kv": 8}
+    fields |= {"token_embeddings": "separate", "output_projection": "linear"}
+    model = with_preset(base, "vaswani2017", **fields)
+    found = refusal(ctranslate2_folder.export_ctranslate2, model, tmp_path)
+    assert found.startswith(f"{name}={REFUSED_FIELDS[name]!r}: CTranslate2 can express ")
 
 
 @pytest.mark.parametrize("name", ["vaswani2017", "no_positions", "bart"])

@@ -10,7 +10,7 @@ from jax_transformer.commands.main import run_command
 from jax_transformer.tokenizers import separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
-from tests.export.models import OTHER_FUNCTION, OTHERS, refusal, with_preset
+from tests.export.models import BLOCKS, OTHER_FUNCTION, OTHERS, refusal, with_preset
 from tests.export.readme import run_readme
 from tests.models import unchecked
 
@@ -19,6 +19,7 @@ onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
 REFUSED = {
     "torch_nn": "token_embeddings='none'",
     "shared_heads": "decoder_attention='self_over_memory'",
+    "merged": "decoder_attention='merged'",
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 LINES = ["abc cab", "bead", "", "xyz uvw dab fed", "a </s> b"]
@@ -103,7 +104,7 @@ def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [*EXPRESSIBLE, *OTHERS])
+@pytest.mark.parametrize("name", [*EXPRESSIBLE, *OTHERS, *(BLOCKS.keys() - REFUSED)])
 def test_every_expressible_model_translates_alike(base, tmp_path, name):
     model = with_preset(base, name, num_encoder_layers=1, num_decoder_layers=2)
     assert onnx_folder.export_onnx(model, tmp_path / "out").startswith("16 of 16")

@@ -27,7 +27,7 @@ from jax_transformer.commands.main import run_command
 from jax_transformer.export import programs
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
-from tests.export.models import OTHER_FUNCTION, refusal, with_preset
+from tests.export.models import BLOCKS, OTHER_FUNCTION, refusal, with_preset
 from tests.export.readme import run_readme
 from tests.models import unchecked
 from tests.parity.ladder import ROUNDED, check_errors, error, moved, widen
@@ -36,7 +36,7 @@ from tests.tiers import DISTINCT_PRESETS
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
 REFUSED = {"torch_nn": "token_embeddings='none'"}
-PRESETS = sorted({*TransformerConfig.presets()} - REFUSED.keys())
+PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - REFUSED.keys())
 DISTINCT = [preset for preset in DISTINCT_PRESETS if preset not in REFUSED]
 RULES = {
     "banned_sequences": ((5, 6),),
@@ -120,6 +120,15 @@ def test_text_of_the_search_with_beams_and_python_of_the_page(base, tmp_path, mo
 def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, preset):
     line = export_stablehlo(with_preset(base, preset), tmp_path / "out", beam_size=3)
     assert line.count("16 of 16") == 2
+
+
+@pytest.mark.exhaustive
+def test_a_program_of_rotary_positions_refuses_sources_beyond_its_angles(base):
+    model = with_preset(base, "modern")
+    run, params = exported(model)
+    assert np.isfinite(run["encode"](params, sources(model.config, 2, 40))).all()
+    with pytest.raises(ValueError, match="Error refining shapes"):
+        run["encode"](params, sources(model.config, 2, 41))
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ from jax_transformer.commands.main import run_command
 from jax_transformer.storage import weights
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
-from tests.export.models import OTHER_FUNCTION, refusal, with_preset
+from tests.export.models import BLOCKS, OTHER_FUNCTION, refusal, with_preset
 from tests.export.readme import WITHOUT
 from tests.models import random_params, unchecked
 from tests.parity.ladder import bound, check_float32
@@ -32,7 +32,7 @@ from tests.parity.measure import (
 torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
 
 REFUSED = "torch_nn"  # it reads and writes vectors
-PRESETS = sorted({*TransformerConfig.presets()} - {REFUSED})
+PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - {REFUSED})
 
 
 @pytest.mark.exhaustive

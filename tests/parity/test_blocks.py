@@ -27,6 +27,10 @@ def vectors(pair, *shape, seed=1):
     return random.normal(size=shape).astype(jax.tree.leaves(pair.params)[0].dtype)
 
 
+def encoder_config(pair):
+    return pair.config.stack("encoder")
+
+
 def make_mask(kind, queries, keys, num_heads):
     random = np.random.default_rng(2)
     padding = np.arange(keys) < random.integers(1, keys + 1, (BATCH, 1, 1, 1))
@@ -73,7 +77,7 @@ def test_embedding(pair, ladder):
         assert "token_embedding" not in pair.params
         return
     name = "token_embedding" if "token_embedding" in pair.params else "source_embedding"
-    layer = layers.Embedding(pair.config)
+    layer = layers.Embedding(encoder_config(pair))
     ladder.check(
         pair,
         "embedding",
@@ -96,9 +100,9 @@ def test_rounded_sinusoids_have_the_same_bits(kind, rounding):
 
 def test_positions(pair, ladder):
     config = pair.config
-    x = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model)
     transformer = model.Transformer(config)
-    for side in ("source", "target"):
+    for side, stack in (("source", "encoder"), ("target", "decoder")):
+        x = vectors(pair, BATCH, SOURCE_LENGTH, config.stack(stack).d_model)
         if not config.has_position_table:
             assert np.array_equal(run_positions(transformer, pair.params, x, side), x)
             continue
@@ -125,7 +129,7 @@ def check_norm(pair, ladder, of_params, of_module, x):
     ladder.check(
         pair,
         "norm",
-        lambda params, x: run(layers.Norm(pair.config), of_params(params), x),
+        lambda params, x: run(layers.Norm(encoder_config(pair)), of_params(params), x),
         lambda module, x: of_module(module)(x),
         x,
     )
@@ -172,6 +176,22 @@ def test_buckets_of_distances(buckets, distance, bidirectional):
     assert set(actual) == found
 
 
+@pytest.mark.parametrize(("columns", "theta", "scaling"), [(10, 10_000.0, 1.0), (4, 7.0, 8.0)])
+def test_heads_are_rotated_as_complex_numbers(columns, theta, scaling, x64):
+    """A column of the first half and its partner in the second are one complex number."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 500, 12))
+    half = columns // 2
+    turns = theta ** (-np.arange(half) * 2 / columns) * np.arange(500)[:, None] / scaling
+    turned = (x[..., :half] + 1j * x[..., half:columns]) * np.exp(1j * turns)
+    expected = np.concatenate([turned.real, turned.imag, x[..., columns:]], axis=-1)
+    angles = functional.rotary_angles(500, columns, theta, scaling)
+    arrays = map(jax.numpy.asarray, (x, np.cos(angles), np.sin(angles)))
+    ours = functional.rotate(next(arrays), tuple(arrays))
+    assert error(ours, expected) <= 1e-14
+    theirs = torch_reference.functional.rotary_angles(500, columns, theta, scaling)
+    assert error(torch_reference.functional.rotate(to_torch(x), theirs), expected) <= 1e-14
+
+
 def test_masks(pair):
     if pair.config.token_embeddings == "none":
         actual = causal_mask(TARGET_LENGTH)
@@ -189,32 +209,34 @@ def test_attention(pair, ladder, kind):
     config = pair.config
     mask = make_mask(kind, TARGET_LENGTH, SOURCE_LENGTH, config.num_heads)
     query = vectors(pair, BATCH, TARGET_LENGTH, config.d_model, seed=3)
-    key = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=4)
-    value = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=5)
+    width = encoder_config(pair).d_model
+    key = vectors(pair, BATCH, SOURCE_LENGTH, width, seed=4)
+    value = vectors(pair, BATCH, SOURCE_LENGTH, width, seed=5)
+    name = "self_attention" if config.decoder_attention == "merged" else "cross_attention"
 
     def ours(params, *inputs):
-        params = params["decoder"]["layers_1"]["cross_attention"]
+        params = params["decoder"]["layers_1"][name]
         return run(layers.MultiHeadAttention(config), params, *inputs)
 
     def theirs(module, *inputs):
-        return module.decoder.layers[1].cross_attention(*inputs)
+        return getattr(module.decoder.layers[1], name)(*inputs)
 
     ladder.check(pair, "attention", ours, theirs, query, key, value, mask)
     if kind == "empty row":
-        params = pair.params["decoder"]["layers_1"]["cross_attention"]
+        params = pair.params["decoder"]["layers_1"][name]
         nothing = params["output"]["bias"] if config.attention_output_bias else 0
         actual = ours(pair.params, query, key, value, mask)
         assert np.abs(np.asarray(actual)[3] - nothing).max() < 1e-6
 
 
 def test_feed_forward(pair, ladder):
-    layer = layers.FeedForward(pair.config)
+    layer = layers.FeedForward(encoder_config(pair))
     ladder.check(
         pair,
         "feed-forward",
         lambda params, x: run(layer, params["encoder"]["layers_1"]["feed_forward"], x),
         lambda module, x: module.encoder.layers[1].feed_forward(x),
-        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+        vectors(pair, BATCH, SOURCE_LENGTH, encoder_config(pair).d_model),
     )
 
 
@@ -233,7 +255,7 @@ def test_norm(pair, ladder, scale):
         ladder,
         lambda params: params["encoder"]["layers_1"]["feed_forward_residual"]["norm"],
         lambda module: module.encoder.layers[1].feed_forward_residual.norm,
-        scale * vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
+        scale * vectors(pair, BATCH, SOURCE_LENGTH, encoder_config(pair).d_model),
     )
 
 
@@ -259,14 +281,15 @@ def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, kind):
 
 
 def test_encoder_layer(pair, ladder):
-    layer = layers.EncoderLayer(pair.config)
+    config = encoder_config(pair)
+    layer = layers.EncoderLayer(config)
     ladder.check(
         pair,
         "encoder layer",
         lambda params, *inputs: run(layer, params["encoder"]["layers_1"], *inputs),
         lambda module, *inputs: module.encoder.layers[1](*inputs),
-        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
-        make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads),
+        vectors(pair, BATCH, SOURCE_LENGTH, config.d_model),
+        make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, config.num_heads),
     )
 
 
@@ -275,7 +298,7 @@ def decoder_inputs(pair):
     same_length = config.decoder_attention == "self_over_memory"
     length = SOURCE_LENGTH if same_length else TARGET_LENGTH
     x = vectors(pair, BATCH, length, config.d_model, seed=3)
-    memory = vectors(pair, BATCH, SOURCE_LENGTH, config.d_model, seed=4)
+    memory = vectors(pair, BATCH, SOURCE_LENGTH, encoder_config(pair).d_model, seed=4)
     tgt_mask = make_mask("causal and padding", length, length, config.num_heads)
     src_mask = make_mask("empty row", length, SOURCE_LENGTH, config.num_heads)
     return x, memory, tgt_mask, src_mask
@@ -294,13 +317,14 @@ def test_decoder_layer(pair, ladder):
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_encoder(pair, ladder):
+    config = encoder_config(pair)
     ladder.check(
         pair,
         "encoder",
-        lambda params, *inputs: run_stack(model.Encoder(pair.config), params["encoder"], *inputs),
+        lambda params, *inputs: run_stack(model.Encoder(config), params["encoder"], *inputs),
         lambda module, *inputs: module.encoder(*inputs),
-        vectors(pair, BATCH, SOURCE_LENGTH, pair.config.d_model),
-        make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, pair.config.num_heads),
+        vectors(pair, BATCH, SOURCE_LENGTH, config.d_model),
+        make_mask("padding", SOURCE_LENGTH, SOURCE_LENGTH, config.num_heads),
     )
 
 

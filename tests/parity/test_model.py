@@ -68,7 +68,7 @@ def test_logits_under_masks_of_the_caller(pair, ladder):
 @pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_decode_of_a_given_memory(pair, ladder):
     random = np.random.default_rng(6)
-    shape = (*pair.src.shape[:2], pair.config.d_model)
+    shape = (*pair.src.shape[:2], pair.config.stack("encoder").d_model)
     memory = random.normal(size=shape).astype(jax.tree.leaves(pair.params)[0].dtype)
     ladder.check(
         pair,

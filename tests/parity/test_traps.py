@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from jax_transformer import TransformerConfig
+from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import functional
 from jax_transformer.model.layers import MultiHeadAttention
 from jax_transformer.model.norms import norm
@@ -108,22 +109,92 @@ def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
 
 # Of one model, what another one computes from the same parameters.
 OTHER_VALUES = [
-    {},
-    {"attention_scale": "head_dim"},
-    {"attention_scale": "none"},
-    {"norm": "std_norm"},
-    {"norm": "layer_norm"},
-    {"norm_placement": "pre"},
-    {"decoder_norm_placement": None},
+    ("pre_norm_decoder", wrong)
+    for wrong in (
+        {},
+        {"attention_scale": "head_dim"},
+        {"attention_scale": "none"},
+        {"norm": "std_norm"},
+        {"norm": "layer_norm"},
+        {"norm_placement": "pre"},
+        {"decoder_norm_placement": None},
+    )
 ]
+OTHER_VALUES += [
+    ("windows", wrong)
+    for wrong in (
+        {},
+        {"rotary_theta": 51.0},
+        {"rotary_scaling": 1.0},
+        {"rotary_fraction": 0.8},
+        {"sliding_window": 3},
+        {"sliding_window": 5},
+        {"sliding_window_pattern": 3},
+        {"sliding_window_theta": None},
+        {"encoder_window": "split"},
+        {"attention_softcap": None},
+        {"logit_softcap": 2.1},
+        {"attention_scale": 7.1},
+        {"norm": "rms_norm"},
+    )
+]
+OTHER_VALUES += [("merged", wrong) for wrong in ({}, {"encoder_window": "each_side"})]
 
 
-@pytest.mark.parametrize("wrong", OTHER_VALUES)
-def test_a_value_that_one_side_takes_for_another(wrong, x64):
-    right = small_config("pre_norm_decoder", num_encoder_layers=1, num_decoder_layers=1)
+@pytest.mark.parametrize(("name", "wrong"), OTHER_VALUES)
+def test_a_value_that_one_side_takes_for_another(name, wrong, x64):
+    right = small_config(name, num_encoder_layers=2, num_decoder_layers=2)
     pair = measure.make_pair(right, "float64")
     (batch,) = measure.random_batches(right, 1)
     pair = pair._replace(config=dataclasses.replace(right, **wrong))
+    error = measure.forward(pair, batch)["logits"]
+    allowed = bound("logits", "float64")
+    assert error > 100 * allowed if wrong else error <= allowed
+
+
+def _interleaved(x, rotation):
+    """Rotate column 2c with column 2c + 1."""
+    half = rotation[0].shape[1]
+    pairs = [*range(0, 2 * half, 2), *range(1, 2 * half, 2), *range(2 * half, x.shape[-1])]
+    turned = RIGHT_ROTATE(x[..., jnp.array(pairs)], rotation)
+    return turned[..., jnp.argsort(jnp.array(pairs))]
+
+
+def _cap_after_the_mask(scores, divisor, mask, bias, softcap, **_):
+    scores = jnp.where(mask, scores / divisor, -10.0)
+    return jax.nn.softmax(soft_cap(scores, softcap))
+
+
+def _cap_before_the_divisor(scores, divisor, mask, bias, softcap, **_):
+    return RIGHT_SOFTMAX(soft_cap(scores, softcap), divisor, mask, bias)
+
+
+def _other_groups(x, key_heads):
+    """Give query head h the head h % G of the keys."""
+    batch, heads, queries, width = x.shape
+    x = x.reshape(batch, heads // key_heads, key_heads, queries, width).swapaxes(1, 2)
+    return RIGHT_GROUPS(x.reshape(batch, heads, queries, width), key_heads)
+
+
+RIGHT_ROTATE, RIGHT_SOFTMAX = functional.rotate, functional.masked_softmax
+RIGHT_GROUPS = functional.join_queries
+WRONG_FUNCTIONS = [
+    ("rotate", _interleaved),
+    ("rotate", lambda x, rotation: x),
+    ("masked_softmax", _cap_after_the_mask),
+    ("masked_softmax", _cap_before_the_divisor),
+    ("join_queries", _other_groups),
+    ("rotate", None),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), WRONG_FUNCTIONS)
+def test_another_order_of_rotations_caps_and_groups(name, wrong, x64, monkeypatch):
+    if wrong:
+        monkeypatch.setattr(functional, name, wrong)
+    right = small_config("windows", num_encoder_layers=2, num_decoder_layers=2)
+    pair = measure.make_pair(right, "float64")
+    (batch,) = measure.random_batches(right, 1)
     error = measure.forward(pair, batch)["logits"]
     allowed = bound("logits", "float64")
     assert error > 100 * allowed if wrong else error <= allowed
