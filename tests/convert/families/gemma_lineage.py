@@ -16,8 +16,8 @@ VISION = {
 }
 
 
-def random_config(model_type, seed):
-    """Return a configuration of transformers; windows are shorter than the texts of the tests."""
+def drawn_model(model_type, seed):
+    """Return a model whose configuration is drawn; windows are shorter than texts of the tests."""
     chance = np.random.default_rng(seed)
     is_first = model_type == "t5gemma"
 
@@ -57,20 +57,24 @@ def random_config(model_type, seed):
             "vocab_size": 61 if not is_first else pick(53, 61),
         }
 
-    encoder, decoder = ({**shared, **stack()} for _ in range(2))
-    if is_first:
-        tied = {"tie_word_embeddings": pick(True, False)}
-        return transformers.T5GemmaConfig(encoder=encoder, decoder=decoder, **tied)
-    images = {"vision_config": VISION, "mm_tokens_per_image": 1, "eoi_token_index": 60}
-    encoder = {"text_config": encoder, "boi_token_index": 59, **images}
-    return transformers.T5Gemma2Config(encoder=encoder, decoder=decoder, image_token_index=58)
+    stacks = [{**shared, **stack()} for _ in range(2)]
+    return model_of(model_type, *stacks, tie_word_embeddings=not is_first or pick(True, False))
+
+
+def model_of(model_type, encoder, decoder, **others):
+    """Return a model of these two configurations; the last token ends images."""
+    if model_type == "t5gemma":
+        config = transformers.T5GemmaConfig(encoder=encoder, decoder=decoder, **others)
+        return transformers.T5GemmaForConditionalGeneration(config)
+    images = {"vision_config": VISION, "mm_tokens_per_image": 1}
+    encoder = {"text_config": encoder, "eoi_token_index": encoder["vocab_size"] - 1, **images}
+    config = transformers.T5Gemma2Config(encoder=encoder, decoder=decoder, **others)
+    return transformers.T5Gemma2ForConditionalGeneration(config)
 
 
 def random_model(model_type, seed, dtype=torch.float64):
     """Return a model of transformers whose every leaf is random; one in float64 is exact."""
-    config = random_config(model_type, seed)
-    model_class = transformers.AutoModelForSeq2SeqLM._model_mapping[type(config)]
-    model = random_leaves(model_class(config).to(dtype).eval(), seed)
+    model = random_leaves(drawn_model(model_type, seed).to(dtype).eval(), seed)
     if dtype == torch.float64:
         set_exact(model)
     return model
