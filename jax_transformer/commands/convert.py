@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import check_config, huggingface, read_layout, to_params, to_tensors
+from jax_transformer.convert import (
+    adapt,
+    check_config,
+    huggingface,
+    read_layout,
+    to_params,
+    to_tensors,
+)
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.layout_file import config_of, is_layout_file
@@ -20,7 +27,11 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import parse_json, read_json
 from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.tokenizers.readers.classes import tokenizer_names, written_config
+from jax_transformer.tokenizers.readers.classes import (
+    read_class,
+    tokenizer_names,
+    written_config,
+)
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
@@ -81,6 +92,8 @@ class Arguments(Weights):
             larger weights are split into shards.
         num_heads: Attention heads, for the checkpoint of a program that does not record them
             (annotated_transformer); without it, the number in its code.
+        adapt: Make an encoder-decoder of a folder of Gemma 2 or of the text of Gemma 3 (Zhang et
+            al. 2025), for --output-layout t5gemma or t5gemma2. It must be trained then.
     """
 
     output: Path
@@ -89,6 +102,7 @@ class Arguments(Weights):
     overwrite: bool = False
     max_shard_size: str = MAX_SHARD_SIZE
     num_heads: int | None = None
+    adapt: bool = False
 
 
 def convert(arguments: Arguments) -> None:
@@ -96,7 +110,12 @@ def convert(arguments: Arguments) -> None:
     output, output_layout = arguments.output, arguments.output_layout
     get_layout(arguments.layout)
     target = get_layout(output_layout)
-    model = read_source(arguments, arguments.dtype, arguments.num_heads)
+    if arguments.adapt:
+        config, params = adapt(arguments.source, dtype=arguments.dtype)
+        tokenizer = read_class(arguments.source, config, "GemmaTokenizer")
+        model = SourceModel(config, params, tokenizer)
+    else:
+        model = read_source(arguments, arguments.dtype, arguments.num_heads)
     if model.report:
         print(model.report)
     if (described := described_config(output_layout)) is not None:

@@ -53,6 +53,28 @@ _T5 = {
 }
 _T5_V1_1 = _T5 | {"gated_feed_forward": True, "activation": "gelu_tanh", "d_kv": 64}
 _MT5 = _T5_V1_1 | {"num_heads": 6, "d_ff": 1024, **_layers(8, 8)}
+# The blocks of Gemma 2 and 3 (Gemma Team 2024, 2025).
+_GEMMA = {
+    "d_kv": 256,
+    "positions": "rotary",
+    "output_projection": "tied",
+    "output_bias": False,
+    "attention_scale": 256.0,
+    "qkv_bias": False,
+    "attention_output_bias": False,
+    "feed_forward_bias": False,
+    "gated_feed_forward": True,
+    "activation": "gelu_tanh",
+    "norm": "zero_centered_rms_norm",
+    "norm_epsilon": 1e-6,
+    "norm_bias": False,
+    "norm_placement": "sandwich",
+    "final_norm": True,
+    "final_dropout": True,
+    "dropout": 0.0,
+    "initialization": "normal",
+    **_ids(pad=0, bos=2, eos=1),
+}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, "Attention Is All You Need", base model; epsilon and initialization
@@ -209,4 +231,38 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mt5": _MT5 | _vocabulary(250_112),
     # UMT5 (Chung et al. 2023), as umt5-small.
     "umt5": _MT5 | _vocabulary(256_384) | {"relative_attention_bias": "per_layer"},
+    # T5Gemma (Zhang et al. 2025), as t5gemma-2b-2b: the defaults of T5GemmaConfig in transformers.
+    "t5gemma": _GEMMA
+    | _vocabulary(256_000)
+    | _layers(26, 26)
+    | {
+        "d_model": 2304,
+        "num_kv_heads": 4,
+        "d_ff": 9216,
+        "max_length": 8192,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "logit_softcap": 30.0,
+        "attention_softcap": 50.0,
+    },
+    # T5Gemma 2 (Zhang et al. 2025), as t5gemma-2-270m-270m: sizes of jax-ml/bonsai.
+    "t5gemma2": _GEMMA
+    | _vocabulary(262_144)
+    | _layers(18, 18)
+    | {
+        "d_model": 640,
+        "num_heads": 4,
+        "num_kv_heads": 1,
+        "d_ff": 2048,
+        "max_length": 32_768,
+        "token_embeddings": "shared",
+        "rotary_theta": 1e6,
+        "rotary_scaling": 8.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "sliding_window_theta": 1e4,
+        "encoder_window": "split",
+        "query_key_norm": True,
+        "decoder_attention": "merged",
+    },
 }

@@ -287,6 +287,7 @@ def to_huggingface(
     # Of tied copies the first is written: transformers ties them again.
     first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
     tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
+    tensors |= origin.other_parts() if origin else {}
     parts = shards.split(tensors, max_shard_size)
     _check_free(directory, [*shards.names_written(parts), *contents], overwrite)
     with staged(directory) as staging:
@@ -318,8 +319,7 @@ def _config_of(
                 "origin's other files contradict; leave the origin out"
             )
     old, new = config_to_json(family, before), config_to_json(family, config)
-    changed = {key: value for key, value in new.items() if value != old[key]}
-    values = {**origin.config, **changed}
+    values = _brought_up(origin.config, old, new)
     architecture = family.class_of(config)
     if values.get("architectures") and architecture not in values["architectures"]:
         values["architectures"] = [architecture]
@@ -328,6 +328,17 @@ def _config_of(
         if values.get(key) in FLOATS:
             values[key] = dtype
     return json_bytes(values)
+
+
+def _brought_up(
+    values: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return values with the keys that differ between old and new ones, in inner objects too."""
+    changed = {key: value for key, value in new.items() if value != old.get(key)}
+    for key, value in changed.items():
+        if isinstance(value, dict):
+            changed[key] = _brought_up(values.get(key) or {}, old.get(key) or {}, value)
+    return {**values, **changed}
 
 
 def _tokenizer_files(

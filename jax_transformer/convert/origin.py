@@ -6,12 +6,15 @@ The file is `huggingface_origin.json`; `to_huggingface` writes its content back.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from jax_transformer.convert.families import get_family
+from jax_transformer.convert.table import is_of_other_part
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
 from jax_transformer.storage.reading import (
@@ -21,7 +24,7 @@ from jax_transformer.storage.reading import (
     read_bytes,
     read_json,
 )
-from jax_transformer.storage.weights.shards import weight_names
+from jax_transformer.storage.weights.shards import read_weights, weight_names
 from jax_transformer.storage.writing import json_bytes
 
 ORIGIN_FILE = "huggingface_origin.json"
@@ -41,10 +44,22 @@ class Origin:
     model_type: str
     config: dict[str, Any]  # the content of config.json
     files: dict[str, bytes]  # such as generation_config.json, a model card
+    folder: str | None = None  # that has tensors of parts that this library lacks; else None
 
     def to_bytes(self) -> bytes:
         """Return the content of `ORIGIN_FILE`; `from_bytes` is the inverse."""
-        return json_bytes(msgspec.to_builtins(self))
+        fields = msgspec.to_builtins(self)
+        return json_bytes({name: value for name, value in fields.items() if value is not None})
+
+    def other_parts(self) -> dict[str, np.ndarray]:
+        """Return the tensors of the folder that are of parts that this library lacks."""
+        layout = get_family(self.model_type).layout
+        if self.folder is None or not layout.other_parts:
+            return {}
+        folder = Path(self.folder)
+        with errors_naming(folder, "has tensors that are copied; bring it back", OSError):
+            folder.stat()
+        return read_weights(folder, functools.partial(is_of_other_part, layout))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Origin:
@@ -89,4 +104,5 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
                 carried = together
             else:
                 left.append(path.name)
-    return Origin(family.model_type, config, files), left
+    origin = Origin(family.model_type, config, files, str(folder.absolute()))
+    return origin if origin.other_parts() else dataclasses.replace(origin, folder=None), left

@@ -174,6 +174,26 @@ def write_plain(folder, template=None):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
+def write_gemma(folder, **ends):
+    """Write byte-pair encoding with byte pieces, as Gemma has it; `ends` go into its template."""
+    special = [f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")]
+    pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
+    library.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=420, special_tokens=pieces, show_progress=False
+    )
+    library.train_from_iterator(text(1), trainer)
+    model = json.loads(library.to_str())["model"]
+    files = {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}
+    transformers.GemmaTokenizer(**files, **ends).save_pretrained(folder)
+    # Published files have these keys, which transformers 5.24 does not read.
+    path = folder / "tokenizer_config.json"
+    ignored = {"add_bos_token": True, "add_eos_token": False}
+    path.write_text(json.dumps(json.loads(path.read_text()) | ignored))
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 def add_tokens(folder, tokenizer, older):
     """Add a special and an ordinary token, as files of today or of older versions name them.
 

@@ -70,6 +70,9 @@ FOLDERS = {
     "the general class with BOS": ("t5", write.write_plain, {"template": "<s> $A"}, 0, 2),
     "the general class with EOS": ("bart", write.write_plain, {"template": "$A </s>"}, 0, 2),
     "umt5, by its file alone": ("umt5", write.write_t5, {}, 28, 0),
+    "gemma": ("t5", write.write_gemma, {"add_bos_token": True}, 3, 2),
+    "gemma with EOS": ("t5", write.write_gemma, {"add_eos_token": True}, 0, 2),
+    "gemma without ends": ("t5", write.write_gemma, {}, 0, 2),
     "marian": ("marian", write.write_marian, {}, 0, 2),
     "marian with two vocabularies": ("marian", write.write_marian, {"separate": True}, 256, 2),
     "marian that cleans up": ("marian", write.write_marian, write.MARIAN_CLEANS, 0, 2),
@@ -79,7 +82,8 @@ QUICK = (
     *("mbart-50 without tokenizer.json", "nllb with legacy behaviour"),
     *("t5 without tokenizer.json", "pegasus that cleans up", "byte-level t5, as codet5"),
     *("bytes with few sentinels", "word pieces, as bart-base-chinese"),
-    *("the general class with BOS", "marian with two vocabularies", "marian that cleans up"),
+    *("the general class with BOS", "gemma"),
+    *("marian with two vocabularies", "marian that cleans up"),
 )
 PLAIN = [name for name in FOLDERS if name != "marian that cleans up"]  # without added tokens
 WITH_LANGUAGES = [name for name, row in FOLDERS.items() if row[5:]]
@@ -91,6 +95,7 @@ class Folder:
         self.path, self.family = path, get_family(self.model_type)
         self.usual = self.family.tokenizer
         self.theirs = written(path, **options)
+        self.is_gemma = written is write.write_gemma
         size = len(self.theirs) + padding
         eos = self.theirs.eos_token_id
         eos = self.theirs.sep_token_id if eos is None else eos  # of word pieces
@@ -128,8 +133,13 @@ def folder(request, folder_of):
 
 
 def labels_of(folder, theirs, lines):
-    """Return labels of transformers, which may lack the EOS that a target needs."""
+    """Return labels of transformers, which may lack the EOS that a target needs.
+
+    Those of Gemma begin with the token that the decoder starts from, which is no label.
+    """
     labels = theirs(text_target=lines).input_ids
+    if folder.is_gemma:
+        labels = [ids[ids[0] == theirs.bos_token_id :] if ids else ids for ids in labels]
     if not folder.codes and labels[0][-1:] != [folder.config.eos_id]:
         labels = [[*ids, folder.config.eos_id] for ids in labels]
     return labels

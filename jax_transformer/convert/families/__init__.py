@@ -18,12 +18,17 @@ from jax_transformer.convert.families import (
     pegasus,
     plbart,
     t5,
+    t5gemma,
+    t5gemma2,
     umt5,
 )
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
-_FILES = (marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5, indictrans)
+_FILES = (
+    *(marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5, indictrans),
+    *(t5gemma, t5gemma2),
+)
 FAMILIES: dict[str, Family] = {file.FAMILY.model_type: file.FAMILY for file in _FILES}
 _SOUND = (
     "audioflamingo3 glmasr granite_speech granite_speech_plus moss_transcribe_diarize "
@@ -41,7 +46,6 @@ _JOINED = "it joins two models, each with blocks of its own"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("nllb-moe", "nllb_moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("led", "longt5", "bigbird_pegasus", "pegasus_x"), _SPARSE),
-    **dict.fromkeys(("t5gemma", "t5gemma2"), "its positions are rotary; take a T5 or an mT5"),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _SEVERAL),
     "fsmt": "its two stacks have feed-forward widths of their own; take an opus-mt model",
     "blenderbot-small": "its decoder norms the embeddings before the positions are added; take "

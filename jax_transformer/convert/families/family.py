@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from flax import traverse_util
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
@@ -34,8 +36,9 @@ def flag(field: str, true: Any, false: Any) -> dict[bool, dict[str, Any]]:
 class Family:
     """A model family of Hugging Face transformers.
 
-    A key of config.json that no attribute names is not read: it belongs to generation, training or
-    bookkeeping, or transformers does not read it either. A key without a default must be present.
+    A key of an object inside config.json is "OBJECT.KEY". A key of config.json that no attribute
+    names is not read: it belongs to generation, training or bookkeeping, or transformers does not
+    read it either. A key without a default must be present.
 
     Attributes:
         model_type: The value of "model_type" in config.json; the layout has the same name.
@@ -44,8 +47,9 @@ class Family:
         preset: Preset of `TransformerConfig`; it has every field that config.json does not set.
         fields: Keys whose value is a number, with the fields of the config that have this number:
             one field or several. Several keys of one field must agree.
+        nullable: Those of them that may be null, which is None in the config.
         words: Keys with few possible values: for each value, the fields that it sets. Where two
-            values set the same fields, the last is written.
+            values set the same fields, the last is written. Several keys of one field must agree.
         fixed: Keys that must have one of these values; the first is written, and is what an
             absent key means.
         training_only: Keys that act on training in transformers but not here, with the value
@@ -53,6 +57,7 @@ class Family:
         defaults: What an absent key means, as the class in transformers defines it.
         computed: Keys that follow from other keys where they are absent or null: the function
             gets the values of config.json with the defaults.
+        written: Returns the keys to write in the place of some, which `computed` has made.
         implied: Returns the fields of the config that follow from the fields of config.json.
         tokenizer: Class of the tokenizer where a folder names none, in
             `tokenizers.readers.classes.CLASSES`; None where this library cannot read it.
@@ -83,6 +88,8 @@ class Family:
     full_name: Callable[[str], str] | None = None
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
     encoder_architecture: str | None = None
+    nullable: tuple[str, ...] = ()
+    written: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def class_of(self, config: TransformerConfig) -> str | None:
         """Return the class of transformers for a config."""
@@ -94,6 +101,7 @@ def config_from_json(
 ) -> TransformerConfig:
     """Return the config of a config.json; `tied` says whether the weights tie the output."""
     is_encoder = values.get("architectures") == [family.encoder_architecture]
+    values = dict(_flattened(values))
     for key, accepted in family.fixed.items():
         if is_encoder and key in ENCODER_DECODER:  # some encoders say it of their whole model
             continue
@@ -113,7 +121,7 @@ def config_from_json(
     declared = declarations(TransformerConfig)
     for key, names in family.fields.items():
         for name in _names(names):
-            if (value := _get(values, key)) is None:
+            if (value := _get(values, key)) is None and key not in family.nullable:
                 raise InputError(f"config.json: {key}=null must be a number")
             value = checked(f"config.json: {key}", value, declared[name])
             if fields.setdefault(name, value) != value:
@@ -122,11 +130,15 @@ def config_from_json(
                     f"{sources[name]}={shorten(fields[name])}"
                 )
             sources.setdefault(name, key)
+    chosen: dict[str, Any] = {}
     for key, words in family.words.items():
         value = _get(values, key)
         if (type(value), value) not in [(type(word), word) for word in words]:
             raise InputError(f"config.json: {key}={shorten(value)} must be {_one_of(words)}")
-        fields |= words[value]
+        if any(chosen.get(name, word) != word for name, word in words[value].items()):
+            raise InputError(f"config.json: {key}={shorten(value)} must be the same in both stacks")
+        chosen |= words[value]
+    fields |= chosen
     if family.implied is not None:
         fields |= family.implied(fields)
     try:
@@ -159,6 +171,9 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
         values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
     if is_encoder:  # these keys are of the whole model, which the encoder does not know
         values |= {"num_decoder_layers": config.num_encoder_layers, "is_encoder_decoder": False}
+    if family.written is not None:
+        values = family.written(values)
+    values = traverse_util.unflatten_dict(values, sep=".")
     possible = config_from_json(family, values).explicit()
     free = {"initialization"} | ({"position_rounding"} if family.uses_stored_positions else set())
     differing = [
@@ -193,12 +208,21 @@ def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
 
 
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
-    """Return a line for each key of config.json that acts on training and is not applied here."""
-    return [
+    """Return lines: what is not read, and keys of config.json that are not applied in training."""
+    parts = ", ".join(family.layout.other_parts)
+    return [f"not read, only copied on the way home: {parts}"] * bool(parts) + [
         f"config.json: {key}={value!r} is kept, but not applied in training"
         for key, neutral in family.training_only.items()
         if (value := values.get(key, family.defaults.get(key, neutral))) != neutral
     ]
+
+
+def _flattened(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of objects and of the objects inside them, with dots between."""
+    for key, value in values.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
 
 
 def _names(fields: str | tuple[str, ...]) -> tuple[str, ...]:

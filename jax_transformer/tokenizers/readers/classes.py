@@ -99,6 +99,7 @@ class Rules(NamedTuple):
     prefix: Sequence[str] = ()
     suffix: Sequence[str] = ("eos",)
     by_template: bool = False
+    bare_targets: bool = False  # the prefix is the decoder's start token, which is no label
     languages: LanguageRule | None = None
 
 
@@ -130,6 +131,8 @@ def _read(
         rule=rules.languages,
     )
     settings["special_tokens"] = special_tokens(values, rules.usual)
+    if rules.bare_targets:
+        settings["target_prefix"] = []
     return Tokenizer.build(kind, contents, settings, str(folder), (LibrarySegmenter(library),) * 2)
 
 
@@ -254,6 +257,16 @@ BERT = _library_class(
     **_CLASSIFIED,
 )
 
+# T5Gemma: <bos> X, by the template of the file. The decoder starts from <bos>, so targets lack it.
+
+GEMMA = _library_class(
+    _JSON,
+    read=_read_alone,
+    by_template=True,
+    bare_targets=True,
+    usual={key: f"<{key}>" for key in ("bos", "eos", "unk", "pad", "mask")},
+)
+
 # mBART-50: en_XX X </s>. NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. The
 # target's code is forced as the first token.
 
@@ -360,6 +373,7 @@ CLASSES = {
     "MBart50Tokenizer": MBART_50,
     "NllbTokenizer": NLLB,
     "M2M100Tokenizer": M2M100,
+    "GemmaTokenizer": GEMMA,
     PLAIN_NAME: PLAIN,
 }
 # Other names of the same classes.
