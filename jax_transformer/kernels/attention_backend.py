@@ -91,7 +91,7 @@ def execution_on(
     head_dim: int,
     dropped: bool = False,
     kind: type[Kind] = Execution,
-    **overrides: str | bool | None,
+    **overrides: str | bool | int | float | None,
 ) -> Kind:
     """Return how a model is best executed on a device; arguments as `choose`.
 

@@ -5,11 +5,13 @@ The blocks in `layers` and `transformer` declare no shape: they compute with the
 they are given.
 """
 
+import difflib
 import functools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,6 +29,8 @@ Params = dict[str, Any]  # nested dicts whose leaves are arrays
 Shape = tuple[int, ...]
 LAYER = re.compile(r"\blayers_(\d+)\b")
 STACKS = ("encoder", "decoder")
+LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
+NEAREST = 3  # paths that a refusal proposes
 TARGET_SIDE = ("target_", "decoder/", "output_projection/")  # begins of paths
 
 # Lengths that are not a field or a property of the config. A shared projection serves all heads.
@@ -245,6 +249,24 @@ def _shapes(config: TransformerConfig) -> dict[str, Shape]:
     return {path: row.shape(config) for path, row in _paths(config).items()}
 
 
+def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -> set[str]:
+    """Return the paths that one of the patterns of `fnmatch` matches; "*" matches "/" too.
+
+    Raises:
+        InputError: A pattern matches none; `setting` is what named it.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = [path for path in paths if fnmatchcase(path, pattern)]
+        if not matched:
+            nearest = difflib.get_close_matches(pattern, paths, NEAREST, cutoff=0.0)
+            raise InputError(
+                f"{setting}={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
+            )
+        found.update(matched)
+    return found
+
+
 def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return new float32 parameters: each is drawn by `key` and its own path alone."""
     return unflatten_dict(
@@ -272,8 +294,16 @@ def find_parameter(path: str) -> Parameter | None:
 
 
 def decayed(params: Mapping[str, Any]) -> Any:
-    """Return which parameters weight decay shrinks, a tree of the same structure."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: _found(path).decayed, params)
+    """Return which parameters weight decay shrinks, a tree of the same structure.
+
+    The factors of an adapter, which no row declares, decay as all matrices do.
+    """
+
+    def decays(path: tuple[Any, ...], _: Any) -> bool:
+        row = _found(path)
+        return row is None or row.decayed
+
+    return jax.tree_util.tree_map_with_path(decays, params)
 
 
 def parameter_shardings(

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, no_type_check
 
 from msgspec import Meta
 
+from jax_transformer.adapters.lora import TARGETS
 from jax_transformer.config import LARGEST
 from jax_transformer.config.declared import check_fields
 from jax_transformer.errors import InputError
@@ -18,6 +19,8 @@ Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu"]
+
+LORA = ("lora_alpha", "lora_targets", "lora_dropout")  # settings of an adapter
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -47,6 +50,13 @@ class TrainingConfig:
         freeze: Keep the parameters fixed whose path matches one of these patterns, for example
             'encoder/*'. The paths are those that jax-transformer convert prints; "*" also matches
             "/".
+        lora_rank: Train an adapter of this rank (LoRA, Hu et al. 2021) beside the products that
+            lora_targets match, and nothing else. The run writes it as a folder of PEFT, and the
+            model with the adapter merged. Without it, the parameters themselves are trained.
+        lora_alpha: The adapter's product is scaled by lora_alpha / lora_rank; without it, by 1.
+        lora_targets: Patterns of the paths of these products, for example '*/query' or
+            '*/feed_forward/*'.
+        lora_dropout: Dropout of what the adapter reads.
         num_microbatches: Parts of a batch whose gradients are added up, to save memory.
         ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
             evaluated and kept in their place. Without it, no EMA is kept.
@@ -87,6 +97,10 @@ class TrainingConfig:
     clip_norm: Positive | None = None
     spike_factor: Annotated[float, Meta(gt=1)] | None = None
     freeze: tuple[str, ...] = ()
+    lora_rank: Count | None = None
+    lora_alpha: Positive | None = None
+    lora_targets: tuple[str, ...] = TARGETS
+    lora_dropout: Share = 0.0
     num_microbatches: Count = 1
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     compute_dtype: ComputeDtype = "float32"
@@ -115,6 +129,10 @@ class TrainingConfig:
             )
         if self.cooldown_steps and self.schedule == "cosine":
             raise InputError(f"cooldown_steps={self.cooldown_steps} must be 0 for schedule=cosine")
+        changed = [name for name in LORA if getattr(self, name) != getattr(type(self), name)]
+        if self.lora_rank is None and changed:
+            name = changed[0]
+            raise InputError(f"{name}={getattr(self, name)!r} needs lora_rank, for example 16")
         if self.batching == "packed" and self.pack_length > self.max_tokens:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")
