@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021): a small tree beside the tree of parameters, and pure functions of it.
 
-    adapter = lora.init(key, config, rank=16)
+    adapter = lora.init(key, config, rank=16, targets=("*/query", "*/value"))
     params = lora.attach(params, adapter)      # for apply, generate, make_train_step
     params = lora.merge(params)                # the same model without an adapter
 
@@ -25,12 +25,8 @@ from jax_transformer.model import initialization
 from jax_transformer.model.checks import check_key, check_whole_number
 from jax_transformer.model.tree import LORA_LEAVES, Params, Shape, match_paths, parameter_shapes
 
-TARGETS = ("*/query", "*/value")  # those of the paper (section 4.2), and PEFT's of these families
 
-
-def shapes(
-    config: TransformerConfig, rank: int, targets: Sequence[str] = TARGETS
-) -> dict[str, Shape]:
+def shapes(config: TransformerConfig, rank: int, targets: Sequence[str]) -> dict[str, Shape]:
     """Return the shape of every leaf of an adapter by its path.
 
     Args:
@@ -65,7 +61,7 @@ def init(
     key: PRNGKeyArray,
     config: TransformerConfig,
     rank: int,
-    targets: Sequence[str] = TARGETS,
+    targets: Sequence[str],
     alpha: float | None = None,
 ) -> Params:
     """Return a new float32 adapter, with which the model is what it was.

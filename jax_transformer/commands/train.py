@@ -44,7 +44,7 @@ from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import trained_parts, trained_sizes
+from jax_transformer.training.freeze import adapter_shapes, trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
@@ -162,6 +162,10 @@ def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None
         fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
         smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
     check_training(smallest, arguments.training)
+    if arguments.training.lora_rank and arguments.init is None:
+        raise InputError(
+            f"lora_rank={arguments.training.lora_rank} needs a trained model: name it by init"
+        )
     if arguments.training.bpe_dropout and initial.tokenizer is not None:
         BPEDropout(initial.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
@@ -212,8 +216,11 @@ def show_settings(
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
     console.print(str(attention_choice(mesh, config, training)))
-    trained, whole = trained_sizes(config, training.freeze)
-    parts = f": {trained_parts(config, training.freeze)}" if training.freeze else ""
+    adapter = adapter_shapes(config, training)
+    trained, whole = trained_sizes(config, training.freeze, adapter)
+    parts = f": {trained_parts(config, training.freeze, adapter)}" if training.freeze else ""
+    if adapter:
+        parts = ", in an adapter of " + ", ".join(training.lora_targets)
     console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 

@@ -6,7 +6,6 @@ Nothing is computed on a device: shapes are counted, or a step is compiled and n
 import dataclasses
 import math
 import re
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,14 +16,14 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.host_memory import check_memory
 from jax_transformer.runtime.topologies import Device, compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import trainable, trained_sizes
+from jax_transformer.training.freeze import adapter_shapes, trainable, trained_sizes
 from jax_transformer.training.step import sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -50,6 +49,8 @@ class Workload:
     mesh: str = "data=1"  # sizes of the axes, as in "data=8,fsdp=4"
     freeze: tuple[str, ...] = ()  # frozen parameters have no gradients and no moments
     scan_layers: bool = False
+    lora_rank: int | None = None  # of an adapter, which alone is trained then
+    lora_targets: tuple[str, ...] = TrainingConfig.lora_targets
 
     def __post_init__(self) -> None:
         for name in ("rows", "length"):
@@ -95,7 +96,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     mesh = _abstract_mesh(workload.mesh)
     if config.d_model > WIDEST:
         raise InputError(f"d_model={config.d_model} must be at most {WIDEST} for a budget")
-    params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+    params = state_shapes(config, training_config_of(workload)).params
     on_device = _parameters_on_device(params, mesh, config)
     trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
@@ -165,8 +166,8 @@ def activations_per_row(
 
 def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConfig:
     """Return the settings of a step of this size, with other fields replaced."""
-    shared = {name: getattr(workload, name) for name in ("compute_dtype", "freeze", "scan_layers")}
-    return TrainingConfig(**shared, **fields)
+    names = ("compute_dtype", "freeze", "scan_layers", "lora_rank", "lora_targets")
+    return TrainingConfig(**{name: getattr(workload, name) for name in names}, **fields)
 
 
 def compile_step(
@@ -221,7 +222,8 @@ def check_training(config: TransformerConfig, training_config: TrainingConfig) -
     # An accelerator refuses by itself, and each of several processes may hold a part.
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return
-    trained, whole = trained_sizes(config, training_config.freeze)
+    adapter = adapter_shapes(config, training_config)
+    trained, whole = trained_sizes(config, training_config.freeze, adapter)
     check_memory(
         BYTES["float32"] * (whole + (1 + ADAM_MOMENTS) * trained),
         f"training a model of d_model={config.d_model} with {whole:,} parameters",

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, no_type_check
 
 from msgspec import Meta
 
-from jax_transformer.adapters.lora import TARGETS
 from jax_transformer.config import LARGEST
 from jax_transformer.config.declared import check_fields
 from jax_transformer.errors import InputError
@@ -19,8 +18,6 @@ Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu"]
-
-LORA = ("lora_alpha", "lora_targets", "lora_dropout")  # settings of an adapter
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -99,7 +96,7 @@ class TrainingConfig:
     freeze: tuple[str, ...] = ()
     lora_rank: Count | None = None
     lora_alpha: Positive | None = None
-    lora_targets: tuple[str, ...] = TARGETS
+    lora_targets: tuple[str, ...] = ("*/query", "*/value")  # those of the paper (section 4.2)
     lora_dropout: Share = 0.0
     num_microbatches: Count = 1
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -129,10 +126,6 @@ class TrainingConfig:
             )
         if self.cooldown_steps and self.schedule == "cosine":
             raise InputError(f"cooldown_steps={self.cooldown_steps} must be 0 for schedule=cosine")
-        changed = [name for name in LORA if getattr(self, name) != getattr(type(self), name)]
-        if self.lora_rank is None and changed:
-            name = changed[0]
-            raise InputError(f"{name}={getattr(self, name)!r} needs lora_rank, for example 16")
         if self.batching == "packed" and self.pack_length > self.max_tokens:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")

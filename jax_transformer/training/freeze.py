@@ -9,12 +9,24 @@ from types import MappingProxyType
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import Shape, match_paths, parameter_shapes
+from jax_transformer.training.config import TrainingConfig
 
-NO_ADAPTER: Mapping[str, Shape] = MappingProxyType({})
+NO_ADAPTER: Mapping[str, Shape] = MappingProxyType({})  # else `lora.shapes`
+
+
+def adapter_shapes(config: TransformerConfig, training_config: TrainingConfig) -> dict[str, Shape]:
+    """Return `lora.shapes` of the adapter that a run trains; {} where it trains none."""
+    if (rank := training_config.lora_rank) is not None:
+        return lora.shapes(config, rank, training_config.lora_targets)
+    for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+        if (value := getattr(training_config, name)) != getattr(TrainingConfig, name):
+            raise InputError(f"{name}={value!r} needs lora_rank, for example 16")
+    return {}
 
 
 def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
@@ -36,7 +48,10 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
-    """Return `params` without the frozen ones: those that `trained_names` leaves out."""
+    """Return `params` without the frozen ones: those that `patterns` match.
+
+    Beside an adapter, all but its factors are frozen.
+    """
     leaves = flatten_dict(params, sep="/")
     trained = trained_names([*leaves], patterns)
     if len(trained) == len(leaves):

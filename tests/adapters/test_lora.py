@@ -16,7 +16,7 @@ from jax_transformer.model.tree import decayed, parameter_shapes, parameter_shar
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_names
-from jax_transformer.training.step import sharded_init_state, sharded_train_step
+from jax_transformer.training.step import init_state, sharded_init_state, sharded_train_step
 from tests.models import random_params, random_tokens, small_config
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
@@ -224,7 +224,7 @@ REFUSED = {
         f"lora_rank=43 must be at most 42: the kernel of {INNER} is 42 x 53",
     ),
     "no rank": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 0),
+        lambda: lora.init(jax.random.key(0), CONFIG, 0, EVERY),
         "lora_rank=0 must be at least 1",
     ),
     "another model's adapter": (
@@ -246,7 +246,7 @@ REFUSED = {
         "[rank, 53] and lora_scale []",
     ),
     "settings without a rank": (
-        lambda: TrainingConfig(lora_dropout=0.1),
+        lambda: init_state(CONFIG, TrainingConfig(lora_dropout=0.1)),
         "lora_dropout=0.1 needs lora_rank, for example 16",
     ),
     "a loop over different layers": (
