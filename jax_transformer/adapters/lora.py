@@ -93,9 +93,13 @@ def init(
 
 
 def attach(params: Params, adapter: Params) -> Params:
-    """Return the parameters with an adapter, in the dtype of the kernels, in place of any other.
+    """Return `params` with `adapter`, in the dtype of the kernels, in the place of any other.
 
     The other leaves are shared: several adapters of one model need its memory once.
+
+    Raises:
+        InputError: The adapter has a product that the model lacks; the functions of the model
+            check its shapes.
     """
     leaves = flatten_dict(params)
     base = {path: leaf for path, leaf in leaves.items() if path[-1] not in LORA_LEAVES}
@@ -107,13 +111,13 @@ def attach(params: Params, adapter: Params) -> Params:
 
 
 def detach(params: Params) -> Params:
-    """Return the adapter of parameters, the small tree alone; {} where there is none."""
+    """Return the adapter in `params`, the small tree alone; {} where there is none."""
     leaves = flatten_dict(params)
     return unflatten_dict({path: leaf for path, leaf in leaves.items() if path[-1] in LORA_LEAVES})
 
 
 def merge(params: Params) -> Params:
-    """Return the parameters with their adapter added to the kernels, W + lora_scale lora_a lora_b.
+    """Return `params` with their adapter added to the kernels, W + lora_scale lora_a lora_b.
 
     The sum is computed in at least float32 and rounded to the dtype of the kernel.
     """

@@ -196,4 +196,4 @@ def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments:
 
 
 def _gigabytes(size: float | int) -> str:
-    return f"{size / 1e9:,.2f} GB"
+    return f"{size / 1e6:,.2f} MB" if 0 < size < 1e7 else f"{size / 1e9:,.2f} GB"

@@ -126,6 +126,19 @@ def test_translators_of_one_model_have_adapters_of_their_own(folders):
     assert texts(both) not in (translated[None], translated["one"])
 
 
+@pytest.mark.exhaustive
+def test_a_thousand_lines_have_the_ids_of_the_merged_model(folders):
+    random = np.random.default_rng(0)
+    lines = ["".join(random.choice([*"abcdef "], 12)) for _ in range(1000)]
+    model = load("own").with_adapter("one")
+    merged = model._replace(params=lora.merge(model.params))
+    found = [
+        [result.tokens.tolist() for result in Translator(each)(lines)] for each in (model, merged)
+    ]
+    assert found[0] == found[1]
+    assert len({str(ids) for ids in found[0]}) > 200
+
+
 QUERY = "encoder/layers_0/self_attention/query/kernel"
 
 
