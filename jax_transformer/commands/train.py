@@ -44,7 +44,7 @@ from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import adapter_shapes, trained_parts, trained_sizes
+from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
 from jax_transformer.translation import scores
@@ -216,11 +216,10 @@ def show_settings(
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
     console.print(str(attention_choice(mesh, config, training)))
-    adapter = adapter_shapes(config, training)
-    trained, whole = trained_sizes(config, training.freeze, adapter)
-    parts = f": {trained_parts(config, training.freeze, adapter)}" if training.freeze else ""
-    if adapter:
-        parts = ", in an adapter of " + ", ".join(training.lora_targets)
+    trained, whole = trained_sizes(config, training)
+    parts = f": {trained_parts(config, training)}" if training.freeze else ""
+    if training.lora_rank is not None:
+        parts = f"{parts}, in an adapter of {', '.join(training.lora_targets)}"
     console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 

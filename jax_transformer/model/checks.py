@@ -370,12 +370,8 @@ def _without_adapter(given: Mapping[str, Shape], expected: Mapping[str, Shape]) 
         found = [own.get(f"{module}/{leaf}") for leaf in LORA_LEAVES]
         rank = (found[0] or (0,))[-1]
         if found != [(inputs, rank), (rank, outputs), ()]:
-            leaves = zip(LORA_LEAVES, found, strict=True)
-            shown = ", ".join(
-                f"{leaf} is {'missing' if shape is None else shape}" for leaf, shape in leaves
-            )
             raise InputError(
-                f"params do not fit the config: the adapter of {module} ({shown}) must have "
+                f"params do not fit the config: the adapter of {module} has {found}, and must have "
                 f"lora_a [{inputs}, rank], lora_b [rank, {outputs}] and lora_scale []"
             )
     return {path: shape for path, shape in given.items() if path not in own}

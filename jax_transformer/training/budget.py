@@ -23,7 +23,7 @@ from jax_transformer.runtime.host_memory import check_memory
 from jax_transformer.runtime.topologies import Device, compile_for_topology, topology_devices
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import adapter_shapes, trainable, trained_sizes
+from jax_transformer.training.freeze import trainable, trained_sizes
 from jax_transformer.training.step import sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -222,8 +222,7 @@ def check_training(config: TransformerConfig, training_config: TrainingConfig) -
     # An accelerator refuses by itself, and each of several processes may hold a part.
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return
-    adapter = adapter_shapes(config, training_config)
-    trained, whole = trained_sizes(config, training_config.freeze, adapter)
+    trained, whole = trained_sizes(config, training_config)
     check_memory(
         BYTES["float32"] * (whole + (1 + ADAM_MOMENTS) * trained),
         f"training a model of d_model={config.d_model} with {whole:,} parameters",

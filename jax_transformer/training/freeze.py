@@ -4,8 +4,6 @@ Beside an adapter (`adapters.lora`), all other parameters are frozen.
 """
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -16,17 +14,15 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import Shape, match_paths, parameter_shapes
 from jax_transformer.training.config import TrainingConfig
 
-NO_ADAPTER: Mapping[str, Shape] = MappingProxyType({})  # else `lora.shapes`
 
-
-def adapter_shapes(config: TransformerConfig, training_config: TrainingConfig) -> dict[str, Shape]:
-    """Return `lora.shapes` of the adapter that a run trains; {} where it trains none."""
+def run_shapes(config: TransformerConfig, training_config: TrainingConfig) -> dict[str, Shape]:
+    """Return the shape of every parameter of a run by its path, those of an adapter last."""
     if (rank := training_config.lora_rank) is not None:
-        return lora.shapes(config, rank, training_config.lora_targets)
+        return parameter_shapes(config) | lora.shapes(config, rank, training_config.lora_targets)
     for name in ("lora_alpha", "lora_targets", "lora_dropout"):
         if (value := getattr(training_config, name)) != getattr(TrainingConfig, name):
             raise InputError(f"{name}={value!r} needs lora_rank, for example 16")
-    return {}
+    return parameter_shapes(config)
 
 
 def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
@@ -64,13 +60,9 @@ def merged(params: Params, trained: Params) -> Params:
     return unflatten_dict(flatten_dict(params) | flatten_dict(trained))
 
 
-def trained_parts(
-    config: TransformerConfig,
-    patterns: tuple[str, ...],
-    adapter: Mapping[str, Shape] = NO_ADAPTER,
-) -> str:
+def trained_parts(config: TransformerConfig, training_config: TrainingConfig) -> str:
     """Return the names of the parts that are trained, whole or in part, and who shares a table."""
-    names = trained_names([*parameter_shapes(config), *adapter], patterns)
+    names = trained_names([*run_shapes(config, training_config)], training_config.freeze)
     shared = {"token_embedding": "the encoder and the decoder"}
     if config.output_projection == "tied":
         shared = {"token_embedding": "the encoder, the decoder and the output projection"}
@@ -81,12 +73,8 @@ def trained_parts(
     )
 
 
-def trained_sizes(
-    config: TransformerConfig,
-    patterns: tuple[str, ...],
-    adapter: Mapping[str, Shape] = NO_ADAPTER,
-) -> tuple[int, int]:
-    """Return how many parameters are trained, and how many there are."""
-    shapes = parameter_shapes(config) | dict(adapter)
-    trained = trained_names([*shapes], patterns)
+def trained_sizes(config: TransformerConfig, training_config: TrainingConfig) -> tuple[int, int]:
+    """Return how many parameters are trained, and how many the run has."""
+    shapes = run_shapes(config, training_config)
+    trained = trained_names([*shapes], training_config.freeze)
     return tuple(sum(math.prod(shapes[name]) for name in names) for names in (trained, shapes))

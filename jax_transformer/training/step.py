@@ -24,7 +24,7 @@ from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
-from jax_transformer.training.freeze import adapter_shapes, merged, trainable
+from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch
 from jax_transformer.training.optimizer import GuardState, learning_rate_schedule, run_optimizer
 
@@ -196,10 +196,9 @@ def init_state(
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     if params is None:
         params = init_params(init_key, config)
-    if adapter_shapes(config, training_config):
-        names = ("lora_rank", "lora_targets", "lora_alpha")
-        settings = [getattr(training_config, name) for name in names]
-        params = lora.attach(params, lora.init(init_key, config, *settings))
+    if (rank := training_config.lora_rank) is not None:
+        targets, alpha = training_config.lora_targets, training_config.lora_alpha
+        params = lora.attach(params, lora.init(init_key, config, rank, targets, alpha))
     optimizer = run_optimizer(config, training_config)
     optimizer_state = optimizer.init(trainable(params, training_config.freeze))
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)

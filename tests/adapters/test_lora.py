@@ -8,15 +8,15 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import Execution, InputError, apply, generate, init_params, make_train_step
+from jax_transformer import Execution, InputError, apply, generate, make_train_step
 from jax_transformer.adapters import lora
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.model import layers
 from jax_transformer.model.tree import decayed, parameter_shapes, parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.freeze import trainable, trained_names
-from jax_transformer.training.step import init_state, sharded_init_state, sharded_train_step
+from jax_transformer.training.freeze import trainable, trained_names, trained_sizes
+from jax_transformer.training.step import sharded_init_state, sharded_train_step
 from tests.models import random_params, random_tokens, small_config
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
@@ -241,12 +241,11 @@ REFUSED = {
             CONFIG,
             *random_tokens(CONFIG),
         ),
-        "params do not fit the config: the adapter of decoder/layers_0/feed_forward/inner (lora_a "
-        "is (42, 3), lora_b is (3, 54), lora_scale is ()) must have lora_a [42, rank], lora_b "
-        "[rank, 53] and lora_scale []",
+        f"params do not fit the config: the adapter of {INNER} has [(42, 3), (3, 54), ()], and "
+        "must have lora_a [42, rank], lora_b [rank, 53] and lora_scale []",
     ),
     "settings without a rank": (
-        lambda: init_state(CONFIG, TrainingConfig(lora_dropout=0.1)),
+        lambda: trained_sizes(CONFIG, TrainingConfig(lora_dropout=0.1)),
         "lora_dropout=0.1 needs lora_rank, for example 16",
     ),
     "a loop over different layers": (
@@ -272,6 +271,5 @@ def test_what_cannot_be_meant_is_refused_in_one_line(call, message):
 def test_a_leaf_that_is_missing_is_named():
     leaves = flatten(adapted(CONFIG))
     del leaves[f"{INNER}/lora_scale"]
-    with pytest.raises(InputError, match=f"the adapter of {INNER} .*lora_scale is missing"):
+    with pytest.raises(InputError, match=rf"{INNER} has \[\(42, 3\), \(3, 53\), None\], and must"):
         apply(nest(leaves), CONFIG, *random_tokens(CONFIG))
-    assert init_params(jax.random.key(0), CONFIG)
