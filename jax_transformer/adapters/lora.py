@@ -36,9 +36,12 @@ def shapes(config: TransformerConfig, rank: int, targets: Sequence[str]) -> dict
             "encoder/*/query" or "*/feed_forward/*"; "*" matches "/" too.
 
     Raises:
-        InputError: A pattern matches no product, or the rank exceeds a side of a kernel.
+        InputError: A pattern matches no product, there is none, or the rank exceeds a side of a
+            kernel.
     """
     check_whole_number("lora_rank", rank, least=1)
+    if not targets:
+        raise InputError("lora_targets is empty; name products, for example '*/query'")
     kernels = {
         path.removesuffix("/kernel"): shape
         for path, shape in parameter_shapes(config).items()

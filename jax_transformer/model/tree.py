@@ -294,16 +294,11 @@ def find_parameter(path: str) -> Parameter | None:
 
 
 def decayed(params: Mapping[str, Any]) -> Any:
-    """Return which parameters weight decay shrinks, a tree of the same structure.
-
-    The factors of an adapter, which no row declares, decay as all matrices do.
-    """
-
-    def decays(path: tuple[Any, ...], _: Any) -> bool:
-        row = _found(path)
-        return row is None or row.decayed
-
-    return jax.tree_util.tree_map_with_path(decays, params)
+    """Return which parameters weight decay shrinks, a tree of the same structure."""
+    # The factors of an adapter, which no row declares, decay as all matrices do.
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: (row := _found(path)) is None or row.decayed, params
+    )
 
 
 def parameter_shardings(

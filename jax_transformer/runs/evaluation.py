@@ -1,6 +1,7 @@
 """Translates, shows and scores the validation text of a run; writes the model and pictures."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ class Evaluation:
             options = {"family": family, "dropout": dropout, "overwrite": True}
             write_adapter(output / ADAPTER, adapter, self.settings.config, **options)
             self.console.print(f"its adapter alone, a folder of PEFT: {output / ADAPTER}")
+        else:  # that of a run that this one has overwritten
+            shutil.rmtree(output / ADAPTER, ignore_errors=True)
         pictures = {
             output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
             output / ATTENTION: lambda path: self._draw_attention(model, path),

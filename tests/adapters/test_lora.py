@@ -223,6 +223,10 @@ REFUSED = {
         lambda: lora.init(jax.random.key(0), CONFIG, 43, ("*/inner",)),
         f"lora_rank=43 must be at most 42: the kernel of {INNER} is 42 x 53",
     ),
+    "no targets": (
+        lambda: lora.init(jax.random.key(0), CONFIG, 4, ()),
+        "lora_targets is empty; name products, for example '*/query'",
+    ),
     "no rank": (
         lambda: lora.init(jax.random.key(0), CONFIG, 0, EVERY),
         "lora_rank=0 must be at least 1",

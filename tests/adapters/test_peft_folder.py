@@ -215,7 +215,7 @@ def test_an_adapter_of_the_base_class_has_its_shorter_names(tmp_path):
     assert all(np.array_equal(flatten(whole)[name], x) for name, x in flatten(bare).items())
 
 
-@pytest.mark.parametrize("preset", ["shared_heads", "t5_v1_1"])
+@pytest.mark.parametrize("preset", tiered(["shared_heads", "t5_v1_1"], ["shared_heads"]))
 def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
     config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
     params = random_params(config, dtype=np.float64)

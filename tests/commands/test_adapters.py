@@ -36,6 +36,7 @@ def base(first_run, corpus, no_pictures):
     return Path(shutil.copytree(first_run[0] / "model" / "model", "base"))
 
 
+@pytest.mark.exhaustive
 def test_a_run_writes_its_adapter_and_the_merged_model_and_is_resumed(base, capsys):
     program(*TEXT, "--init=base", "--output=whole", *SHORT, "--steps=4", *LORA)
     shown = capsys.readouterr().out
@@ -62,6 +63,8 @@ def test_a_run_writes_its_adapter_and_the_merged_model_and_is_resumed(base, caps
     program("--output=parts", "--resume", "--steps=4")
     again = flatten(read_adapter("parts/adapter", before.config))
     assert all(np.array_equal(again[name], leaf) for name, leaf in leaves.items())
+    program(*TEXT, "--init=base", "--output=parts", *SHORT, "--steps=2", "--overwrite")
+    assert not Path("parts/adapter").exists()
 
 
 REFUSED = {
