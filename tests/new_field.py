@@ -44,7 +44,9 @@ def check_params(params, config, added):
         back = jt.convert.from_torch(jt.convert.to_torch(params, config, layout), config, layout)
         assert all(np.array_equal(flatten(back)[path], leaf) for path, leaf in params_of(params))
     with pytest.raises(jt.InputError, match="feed_forward_norm=True has it"):
-        jt.encode(params, dataclasses.replace(config, feed_forward_norm=False), np.ones((1, 2), int))
+        jt.encode(
+            params, dataclasses.replace(config, feed_forward_norm=False), np.ones((1, 2), int)
+        )
 
 
 def params_of(params):

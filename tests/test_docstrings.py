@@ -8,13 +8,13 @@ import flax.linen
 import pytest
 
 import jax_transformer
-from jax_transformer import convert, parity, porting
+from jax_transformer import adapters, convert, parity, porting
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (jax_transformer, convert, parity, porting)
+    for module in (jax_transformer, adapters, convert, parity, porting)
     for name in module.__all__
-    if name not in ("weight_files", "TRAINERS", "identity", "transpose")  # no functions
+    if name not in ("weight_files", "TRAINERS", "identity", "transpose", "lora")  # no functions
 }
 FUNCTIONS = {name: value for name, value in PUBLIC.items() if inspect.isfunction(value)}
 RECORDS = {

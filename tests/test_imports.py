@@ -22,6 +22,7 @@ ROOMS = (
     ("model",),
     ("decoding", "text", "tokenizers"),
     ("convert",),
+    ("adapters",),
     ("training",),
     ("translation",),
     ("export", "runs"),

@@ -4,12 +4,57 @@ Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of th
 G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab.
 """
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import NormPlacement, TransformerConfig
 from torch_reference import functional
+
+
+def add_adapter(
+    module: nn.Module, x: Float[Tensor, "*batch inputs"], y: Float[Tensor, "*batch outputs"]
+) -> Float[Tensor, "*batch outputs"]:
+    """Return a module's product `y` of `x`, plus that of its adapter where it has one.
+
+    It is `lora_scale * (x lora_a) lora_b` (Hu et al. 2021, equation 3), with dropout on `x`.
+    """
+    if module.lora_a is None:
+        return y
+    low = nn.functional.linear(module.lora_dropout(x), module.lora_a)
+    return y + nn.functional.linear(low, module.lora_b) * module.lora_scale
+
+
+def attach_adapter(
+    model: nn.Module, tensors: Mapping[str, Float[Tensor, "_ _"]], scale: float, dropout: float = 0
+) -> None:
+    """Freeze a model and give it an adapter, in place.
+
+    Args:
+        tensors: Those of a folder of PEFT, by the names that its adapter_model.safetensors has.
+        scale: PEFT's lora_alpha / r.
+        dropout: PEFT's lora_dropout.
+    """
+    model.requires_grad_(False)
+    for name, tensor in tensors.items():
+        name, factor = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
+        module = model.get_submodule(name)
+        module.register_parameter(factor.lower(), nn.Parameter(tensor))
+        module.lora_scale, module.lora_dropout = scale, nn.Dropout(dropout)
+
+
+class Linear(nn.Linear):
+    """A product with a weight, a bias where the config has one, an adapter."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.register_parameter("lora_a", None)
+
+    def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """Return the product."""
+        return add_adapter(self, x, super().forward(x))
 
 
 class Norm(nn.Module):
@@ -104,10 +149,10 @@ class MultiHeadAttention(nn.Module):
         of_query, of_key = (config.d_model, inner), (width, keys)
         if config.head_projection == "shared":
             of_query = of_key = config.head_dim, config.head_dim
-        self.query = nn.Linear(*of_query, bias=config.qkv_bias)
-        self.key = nn.Linear(*of_key, bias=config.qkv_bias)
-        self.value = nn.Linear(*of_key, bias=config.qkv_bias)
-        self.output = nn.Linear(inner, config.d_model, bias=config.attention_output_bias)
+        self.query = Linear(*of_query, bias=config.qkv_bias)
+        self.key = Linear(*of_key, bias=config.qkv_bias)
+        self.value = Linear(*of_key, bias=config.qkv_bias)
+        self.output = Linear(inner, config.d_model, bias=config.attention_output_bias)
         if config.query_key_norm:
             self.query_norm = Norm(config, config.head_dim)
             self.key_norm = Norm(config, config.head_dim)
@@ -157,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         heads = self.key_norm(heads) if self.config.query_key_norm else heads
         return heads if angles is None else functional.rotate(heads, angles)
 
-    def project(self, projection: nn.Linear, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L K"]:
+    def project(self, projection: Linear, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L K"]:
         """Return the product of vectors, split into heads."""
         if self.config.head_projection == "shared":
             return projection(functional.split_heads(x, self.config.num_heads))
@@ -171,11 +216,11 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.inner = nn.Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+        self.inner = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
         if config.gated_feed_forward:
-            self.gate = nn.Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
+            self.gate = Linear(config.d_model, config.d_ff, bias=config.feed_forward_bias)
         self.dropout = nn.Dropout(config.activation_dropout_rate)
-        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
+        self.outer = Linear(config.d_ff, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Return the network's output at each position."""
@@ -311,10 +356,11 @@ class OutputProjection(nn.Module):
         linear = nn.Linear(config.d_model, config.tgt_vocab_size, bias=config.output_bias)
         self.weight = linear.weight if config.output_projection == "linear" else None
         self.bias = linear.bias
+        self.register_parameter("lora_a", None)
 
     def forward(
         self, x: Float[Tensor, "B T D"], table: Float[Tensor, "V D"] | None
     ) -> Float[Tensor, "B T V"]:
         """Return the logits; `table` is the embedding that a tied projection reuses."""
         weight = table if self.weight is None else self.weight
-        return nn.functional.linear(x, weight, self.bias)
+        return add_adapter(self, x, nn.functional.linear(x, weight, self.bias))

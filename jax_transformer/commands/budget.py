@@ -22,7 +22,7 @@ from jax_transformer.runtime.topologies import (
     topology_devices,
 )
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.config import Batching, ComputeDtype, Remat
+from jax_transformer.training.config import Batching, ComputeDtype, Remat, TrainingConfig
 
 TPU_COLUMNS = 128  # of a matrix unit
 
@@ -56,6 +56,8 @@ class Arguments:
         steps: Steps of the training; without it, the paper's.
         utilisation: Share of the peak of a device that is reached.
         freeze: Patterns of parameters that are not trained: they have no gradients and no moments.
+        lora_rank: Rank of an adapter (LoRA), which alone is trained then.
+        lora_targets: Patterns of the products that the adapter changes.
         compile: What to compile the step for: a TPU slice, for example v5e:2x4, v4:2x2x1 or
             v6e:1x1, or NVIDIA GPUs, for example H100:8.
         remat: With --compile, what the backward pass recomputes to save memory.
@@ -80,6 +82,8 @@ class Arguments:
     steps: int | None = None
     utilisation: float = 0.4
     freeze: tuple[str, ...] = ()
+    lora_rank: int | None = None
+    lora_targets: tuple[str, ...] = TrainingConfig.lora_targets
     compile: str | None = None
     remat: Remat = "none"
     scan_layers: bool = False
@@ -97,7 +101,8 @@ def budget(arguments: Arguments) -> None:
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
     batch = arguments.batch_rows, arguments.length, arguments.compute_dtype, mesh or "data=1"
-    workload = estimate.Workload(*batch, arguments.freeze, arguments.scan_layers)
+    trained = arguments.freeze, arguments.scan_layers, arguments.lora_rank, arguments.lora_targets
+    workload = estimate.Workload(*batch, *trained)
     steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
     check_whole_number("steps", steps, least=1)
     cost = estimate.budget(config, workload)
@@ -191,4 +196,4 @@ def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments:
 
 
 def _gigabytes(size: float | int) -> str:
-    return f"{size / 1e9:,.2f} GB"
+    return f"{size / 1e6:,.2f} MB" if 0 < size < 1e7 else f"{size / 1e9:,.2f} GB"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import (
     adapt,
@@ -85,6 +86,7 @@ class Arguments(Weights):
     Attributes:
         output: Weights to write: a file of one of these kinds; with the name of a Hugging Face
             family as --output-layout, a folder.
+        adapter: Folder of PEFT whose adapter (LoRA) is merged into the weights.
         output_layout: Layout of the output; the same values as --layout.
         dtype: Floating-point type to convert to; without it, each tensor keeps its own.
         overwrite: Replace an existing output.
@@ -97,6 +99,7 @@ class Arguments(Weights):
     """
 
     output: Path
+    adapter: Path | None = None
     output_layout: str = "reference"
     dtype: str | None = None
     overwrite: bool = False
@@ -118,6 +121,9 @@ def convert(arguments: Arguments) -> None:
         model = read_source(arguments, arguments.dtype, arguments.num_heads)
     if model.report:
         print(model.report)
+    if arguments.adapter is not None:
+        adapter = read_adapter(arguments.adapter, model.config)
+        model = model._replace(params=lora.merge(lora.attach(model.params, adapter)))
     if (described := described_config(output_layout)) is not None:
         check_config(model.config, described.explicit(), f"the config in {output_layout}")
     if family := FAMILIES.get(output_layout):

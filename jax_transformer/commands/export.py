@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from jax_transformer.adapters import lora
 from jax_transformer.commands.translate import ModelArguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.storage.hub import local_folder
-from jax_transformer.translation.model_folder import load
+from jax_transformer.translation.model_folder import TrainedModel, load
 
 # The libraries that a target needs beside those of every command.
 NEEDED = {
@@ -40,6 +41,10 @@ class Arguments(ModelArguments):
     beam: int | None = None
 
 
+def _merged(model: TrainedModel, adapter: Path | None) -> TrainedModel:
+    return model._replace(params=lora.merge(model.with_adapter(adapter).params))
+
+
 def export(arguments: Arguments) -> None:
     """Export a model, and print how many translations are equal."""
     to, output = arguments.to, arguments.output
@@ -61,17 +66,20 @@ def export(arguments: Arguments) -> None:
         model, origin, report = read_initial_model(folder, **languages)
         for line in report:
             print(line)
-        proven = export_torch(model, output, origin)
-    elif to == "onnx":
+        proven = export_torch(_merged(model, arguments.adapter), output, origin)
+        print(f"{output} written: {proven}")
+        return
+    model = _merged(load(folder, **languages), arguments.adapter)
+    if to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx
 
-        proven = export_onnx(load(folder, **languages), output)
+        proven = export_onnx(model, output)
     elif to == "stablehlo":
         from jax_transformer.export.stablehlo_folder import export_stablehlo
 
-        proven = export_stablehlo(load(folder, **languages), output, beam)
+        proven = export_stablehlo(model, output, beam)
     else:
         from jax_transformer.export.ctranslate2_folder import export_ctranslate2
 
-        proven = export_ctranslate2(load(folder, **languages), output, quantization)
+        proven = export_ctranslate2(model, output, quantization)
     print(f"{output} written: {proven}")

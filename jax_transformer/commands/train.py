@@ -162,6 +162,10 @@ def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None
         fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
         smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
     check_training(smallest, arguments.training)
+    if arguments.training.lora_rank and arguments.init is None:
+        raise InputError(
+            f"lora_rank={arguments.training.lora_rank} needs a trained model: name it by init"
+        )
     if arguments.training.bpe_dropout and initial.tokenizer is not None:
         BPEDropout(initial.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
@@ -212,8 +216,10 @@ def show_settings(
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
     console.print(str(attention_choice(mesh, config, training)))
-    trained, whole = trained_sizes(config, training.freeze)
-    parts = f": {trained_parts(config, training.freeze)}" if training.freeze else ""
+    trained, whole = trained_sizes(config, training)
+    parts = f": {trained_parts(config, training)}" if training.freeze else ""
+    if training.lora_rank is not None:
+        parts = f"{parts}, in an adapter of {', '.join(training.lora_targets)}"
     console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 

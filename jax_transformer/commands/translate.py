@@ -32,12 +32,14 @@ class ModelArguments:
         model: Folder of a trained model, or a Hugging Face folder of a family that this library
             knows; or the name of such a model on the Hugging Face hub, from which it is downloaded
             if the hub's cache lacks it (the extra [hub]).
+        adapter: Folder of PEFT whose adapter (LoRA) is added to the model.
         source_lang: Code of the language of the sources; without it, the one that the folder names.
         target_lang: Code of the language to translate into; without it, the one that the folder
             names.
     """
 
     model: Path
+    adapter: Path | None = None
     source_lang: str | None = None
     target_lang: str | None = None
 
@@ -70,7 +72,7 @@ class Arguments(ModelArguments):
     """
 
     USUAL = tuple(
-        "source_lang target_lang input output resume overwrite scores split_sentences "
+        "adapter source_lang target_lang input output resume overwrite scores split_sentences "
         "max_new_tokens beam_size num_hypotheses length_penalty".split()
     )
     ignore_generation_config: bool = False
@@ -106,6 +108,7 @@ def translate(arguments: Arguments) -> None:
         languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
         model = load(folder, ignore_generation_config=ignored, **languages)
         model = model.with_max_length(arguments.max_length, str(folder))
+        model = model.with_adapter(arguments.adapter)
         options = vars(arguments.lines) | arguments.search
         search = text_search([model], mesh, seed=arguments.seed, **options)
         is_limited = ignored or "max_new_tokens" in arguments.search

@@ -102,7 +102,7 @@ def execution_on(
     dropped: bool = False,
     capped: bool = False,
     kind: type[Kind] = Execution,
-    **overrides: str | bool | None,
+    **overrides: str | bool | int | float | None,
 ) -> Kind:
     """Return how a model is best executed on a device; arguments as `choose`.
 

@@ -90,6 +90,7 @@ class Execution:
             from their inputs ("layers"), or all but the products with kernels ("dots").
         scan_layers: Whether a stack is one loop over stacked parameters, which compiles in the
             time of one layer. Dropout then draws other masks from the same key.
+        lora_dropout: Dropout of what an adapter's first product reads, where dropout is on.
     """
 
     attention: Attention = "plain"
@@ -101,6 +102,7 @@ class Execution:
     compute_dtype: Literal["bfloat16"] | None = None
     remat: Remat = "none"
     scan_layers: bool = False
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -112,7 +114,7 @@ class Execution:
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @classmethod
-    def for_platform(cls, platform: str, **overrides: str | bool | int | None) -> Self:
+    def for_platform(cls, platform: str, **overrides: str | bool | int | float | None) -> Self:
         """Return what suits a platform, with fields replaced.
 
         Args:

@@ -23,6 +23,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.tree import (
     LAYER,
+    LORA_LEAVES,
     STACKS,
     TARGET_SIDE,
     Shape,
@@ -359,9 +360,25 @@ def check_params(
         )
     given = {path: leaf.shape for path, leaf in leaves.items() if _reads(method, path)}
     expected = parameter_shapes(config)
+    given = _without_adapter(given, expected)
     expected = {path: shape for path, shape in expected.items() if _reads(method, path)}
     if given != expected:
         raise InputError(_difference(params, given, expected, config))
+
+
+def _without_adapter(given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the shapes without those of an adapter, after a check that it fits the kernels."""
+    own = {path: shape for path, shape in given.items() if path.rpartition("/")[2] in LORA_LEAVES}
+    for module in dict.fromkeys(path.rpartition("/")[0] for path in own):
+        inputs, outputs = expected.get(f"{module}/kernel", (None, None))
+        found = [own.get(f"{module}/{leaf}") for leaf in LORA_LEAVES]
+        rank = (found[0] or (0,))[-1]
+        if found != [(inputs, rank), (rank, outputs), ()]:
+            raise InputError(
+                f"params do not fit the config: the adapter of {module} has {found}, and must have "
+                f"lora_a [{inputs}, rank], lora_b [rank, {outputs}] and lora_scale []"
+            )
+    return {path: shape for path, shape in given.items() if path not in own}
 
 
 def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:

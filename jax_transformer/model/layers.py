@@ -1,7 +1,7 @@
 """The blocks of the model: thin Flax modules that hold parameters and call `functional`.
 
-The classes of `torch_reference.layers` have the same names, parameters and methods; `Linear` and
-`Dropout` are `torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
+The classes of `torch_reference.layers` have the same names, parameters and methods; `Dropout` is
+`torch.nn`'s there. Dropout is active exactly where `apply` is given a "dropout"
 random stream. The cache, and the methods that use it, exist in JAX only.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
@@ -10,6 +10,7 @@ source, slots N times target positions.
 """
 
 import hashlib
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -66,8 +67,27 @@ def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] 
     return module.param(name, lambda key: initialization.draw(key, kind, scale, shape))
 
 
+def add_adapter(
+    module: nn.Module, x: Float[Array, "*batch inputs"], y: Float[Array, "*batch outputs"]
+) -> Float[Array, "*batch outputs"]:
+    """Return a module's product `y` of `x`, plus that of an adapter where its parameters have one.
+
+    It is `lora_scale * (x lora_a) lora_b` (Hu et al. 2021, equation 3), with dropout on `x` as
+    PEFT has it; see `adapters.lora`.
+    """
+    first, execution = parameter(module, "lora_a"), module.execution
+    if first is None:
+        return y
+    second, scale = parameter(module, "lora_b"), parameter(module, "lora_scale")
+    product = partial(linear, product=execution.product)
+    if execution.compute_dtype is not None:
+        product = mixed_linear
+    x = Dropout(execution.lora_dropout, execution.dropout_mask, name="lora_dropout")(x)
+    return y + product(product(x, first), second) * scale.astype(y.dtype)
+
+
 class Linear(nn.Module):
-    """A product with a kernel (inputs, outputs), plus a bias where the config has one."""
+    """A product with a kernel (inputs, outputs), a bias where the config has one, an adapter."""
 
     config: TransformerConfig
     execution: Execution = DEFAULT_EXECUTION
@@ -77,8 +97,8 @@ class Linear(nn.Module):
         """Return the product."""
         kernel, bias = parameter(self, "kernel"), parameter(self, "bias")
         if self.execution.compute_dtype is not None:
-            return mixed_linear(x, kernel, bias)
-        return linear(x, kernel, bias, self.execution.product)
+            return add_adapter(self, x, mixed_linear(x, kernel, bias))
+        return add_adapter(self, x, linear(x, kernel, bias, self.execution.product))
 
 
 class Norm(nn.Module):
@@ -570,7 +590,8 @@ class OutputProjection(nn.Module):
         tied = kernel is None
         kernel = table if tied else kernel
         if self.execution.compute_dtype is not None:
-            return mixed_linear(x, kernel, bias, by_rows=tied)
+            return add_adapter(self, x, mixed_linear(x, kernel, bias, by_rows=tied))
         if tied and self.execution.product == "wide_sums":
             return linear_by_rows(x, kernel, bias)
-        return linear(x, kernel.T if tied else kernel, bias, self.execution.product)
+        y = linear(x, kernel.T if tied else kernel, bias, self.execution.product)
+        return add_adapter(self, x, y)

@@ -136,6 +136,10 @@ def scan_layers(
     The loop compiles in the time of one layer. Layers may differ in their parameters only.
     """
     params = [layer.variables["params"] for layer in layers]
+    if len({str(jax.tree.map(jnp.shape, own)) for own in params}) > 1:
+        raise InputError(
+            "scan_layers=True needs an adapter of the same targets and rank in every layer"
+        )
     dropping = layers[0].has_rng("dropout")
     keys = [{"dropout": layer.make_rng("dropout")} if dropping else {} for layer in layers]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *zip(params, keys, strict=True))

@@ -5,11 +5,13 @@ The blocks in `layers` and `transformer` declare no shape: they compute with the
 they are given.
 """
 
+import difflib
 import functools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -30,6 +32,8 @@ STACKS = ("encoder", "decoder")
 SOURCE_SIDE = ("source_", "encoder/")  # begins of paths
 TARGET_SIDE = ("target_", "decoder/", "output_projection/")
 CROSS_ATTENTION = ("self_then_cross", "self_over_memory")  # the decoder layers that have one
+LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
+NEAREST = 3  # paths that a refusal proposes
 
 # Lengths that are not a field or a property of the config. A shared projection serves all heads.
 LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
@@ -273,6 +277,24 @@ def _shapes(config: TransformerConfig) -> dict[str, Shape]:
     return {path: row.shape(config) for path, row in _paths(config).items()}
 
 
+def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -> set[str]:
+    """Return the paths that one of the patterns of `fnmatch` matches; "*" matches "/" too.
+
+    Raises:
+        InputError: A pattern matches none; `setting` is what named it.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = [path for path in paths if fnmatchcase(path, pattern)]
+        if not matched:
+            nearest = difflib.get_close_matches(pattern, paths, NEAREST, cutoff=0.0)
+            raise InputError(
+                f"{setting}={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
+            )
+        found.update(matched)
+    return found
+
+
 def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return new float32 parameters: each is drawn by `key` and its own path alone."""
     return unflatten_dict(
@@ -301,7 +323,10 @@ def find_parameter(path: str) -> Parameter | None:
 
 def decayed(params: Mapping[str, Any]) -> Any:
     """Return which parameters weight decay shrinks, a tree of the same structure."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: _found(path).decayed, params)
+    # The factors of an adapter, which no row declares, decay as all matrices do.
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: (row := _found(path)) is None or row.decayed, params
+    )
 
 
 def parameter_shardings(

@@ -1,6 +1,7 @@
 """Translates, shows and scores the validation text of a run; writes the model and pictures."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jax_transformer.adapters import lora, write_adapter
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.loop import Best
@@ -15,7 +17,7 @@ from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.model_settings import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.storage.folder import MODEL
+from jax_transformer.storage.folder import ADAPTER, MODEL
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.parallel_text import Text
@@ -73,6 +75,14 @@ class Evaluation:
         model = trained_model(self.settings, best.params)
         model_folder.write(output / MODEL, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
+        if adapter := lora.detach(best.params):
+            origin, dropout = self.settings.origin, self.settings.training_config.lora_dropout
+            family = None if origin is None else origin.model_type
+            options = {"family": family, "dropout": dropout, "overwrite": True}
+            write_adapter(output / ADAPTER, adapter, self.settings.config, **options)
+            self.console.print(f"its adapter alone, a folder of PEFT: {output / ADAPTER}")
+        else:  # that of a run that this one has overwritten
+            shutil.rmtree(output / ADAPTER, ignore_errors=True)
         pictures = {
             output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
             output / ATTENTION: lambda path: self._draw_attention(model, path),

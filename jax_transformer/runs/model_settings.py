@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_transformer.adapters import lora
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES, get_family
@@ -165,9 +166,9 @@ def read_initial_model(
 
 
 def trained_model(settings: RunSettings, params: Params) -> TrainedModel:
-    """Return the model of a run with some of its parameters, as a folder holds it."""
+    """Return the model of a run with some of its parameters, an adapter merged, as a folder has."""
     generation = GENERATION if settings.generation is None else settings.generation
-    return TrainedModel(settings.config, params, settings.tokenizer, generation)
+    return TrainedModel(settings.config, lora.merge(params), settings.tokenizer, generation)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

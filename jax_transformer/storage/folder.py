@@ -20,6 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json")  # of a model that this library trained
 # In the output of a run: the folders of its model and of its checkpoints, and its settings.
 MODEL, CHECKPOINTS, SETTINGS_FILE = "model", "run", "settings.yaml"
+ADAPTER = "adapter"  # its adapter, a folder of PEFT
 NEW, OLD = "new", "old"  # folders in the hidden one
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux, for renameat2
 

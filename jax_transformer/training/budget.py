@@ -6,7 +6,6 @@ Nothing is computed on a device: shapes are counted, or a step is compiled and n
 import dataclasses
 import math
 import re
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.transformer import Params, init_params
+from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import STACKS, parameter_shardings
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.host_memory import check_memory
@@ -50,6 +49,8 @@ class Workload:
     mesh: str = "data=1"  # sizes of the axes, as in "data=8,fsdp=4"
     freeze: tuple[str, ...] = ()  # frozen parameters have no gradients and no moments
     scan_layers: bool = False
+    lora_rank: int | None = None  # of an adapter, which alone is trained then
+    lora_targets: tuple[str, ...] = TrainingConfig.lora_targets
 
     def __post_init__(self) -> None:
         for name in ("rows", "length"):
@@ -95,7 +96,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     mesh = _abstract_mesh(workload.mesh)
     if config.d_model > WIDEST:
         raise InputError(f"d_model={config.d_model} must be at most {WIDEST} for a budget")
-    params = jax.eval_shape(partial(init_params, config=config), jax.random.key(0))
+    params = state_shapes(config, training_config_of(workload)).params
     on_device = _parameters_on_device(params, mesh, config)
     trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
@@ -169,8 +170,8 @@ def activations_per_row(
 
 def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConfig:
     """Return the settings of a step of this size, with other fields replaced."""
-    shared = {name: getattr(workload, name) for name in ("compute_dtype", "freeze", "scan_layers")}
-    return TrainingConfig(**shared, **fields)
+    names = ("compute_dtype", "freeze", "scan_layers", "lora_rank", "lora_targets")
+    return TrainingConfig(**{name: getattr(workload, name) for name in names}, **fields)
 
 
 def compile_step(
@@ -231,7 +232,7 @@ def check_training(config: TransformerConfig, training_config: TrainingConfig) -
     # An accelerator refuses by itself, and each of several processes may hold a part.
     if jax.default_backend() != "cpu" or jax.process_count() > 1:
         return
-    trained, whole = trained_sizes(config, training_config.freeze)
+    trained, whole = trained_sizes(config, training_config)
     check_memory(
         BYTES["float32"] * (whole + (1 + ADAM_MOMENTS) * trained),
         f"training a model of d_model={config.d_model} with {whole:,} parameters",

@@ -47,6 +47,13 @@ class TrainingConfig:
         freeze: Keep the parameters fixed whose path matches one of these patterns, for example
             'encoder/*'. The paths are those that jax-transformer convert prints; "*" also matches
             "/".
+        lora_rank: Train an adapter of this rank (LoRA, Hu et al. 2021) beside the products that
+            lora_targets match, and nothing else. The run writes it as a folder of PEFT, and the
+            model with the adapter merged. Without it, the parameters themselves are trained.
+        lora_alpha: The adapter's product is scaled by lora_alpha / lora_rank; without it, by 1.
+        lora_targets: Patterns of the paths of these products, for example '*/query' or
+            '*/feed_forward/*'.
+        lora_dropout: Dropout of what the adapter reads.
         num_microbatches: Parts of a batch whose gradients are added up, to save memory.
         ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
             evaluated and kept in their place. Without it, no EMA is kept.
@@ -87,6 +94,10 @@ class TrainingConfig:
     clip_norm: Positive | None = None
     spike_factor: Annotated[float, Meta(gt=1)] | None = None
     freeze: tuple[str, ...] = ()
+    lora_rank: Count | None = None
+    lora_alpha: Positive | None = None
+    lora_targets: tuple[str, ...] = ("*/query", "*/value")  # those of the paper (section 4.2)
+    lora_dropout: Share = 0.0
     num_microbatches: Count = 1
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     compute_dtype: ComputeDtype = "float32"

@@ -1,29 +1,38 @@
-"""Frozen parameters: `TrainingConfig.freeze` names them, and training keeps them bit-equal."""
+"""Frozen parameters, which training keeps bit-equal: `TrainingConfig.freeze` names them.
 
-import difflib
+Beside an adapter (`adapters.lora`), all other parameters are frozen.
+"""
+
 import math
-import re
-from fnmatch import fnmatchcase
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.model.tree import parameter_shapes
+from jax_transformer.model.tree import Shape, match_paths, parameter_shapes
+from jax_transformer.training.config import TrainingConfig
 
-NEAREST = 3  # names that a refusal proposes
+
+def run_shapes(config: TransformerConfig, training_config: TrainingConfig) -> dict[str, Shape]:
+    """Return the shape of every parameter of a run by its path, those of an adapter last."""
+    if (rank := training_config.lora_rank) is not None:
+        return parameter_shapes(config) | lora.shapes(config, rank, training_config.lora_targets)
+    for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+        if (value := getattr(training_config, name)) != getattr(TrainingConfig, name):
+            raise InputError(f"{name}={value!r} needs lora_rank, for example 16")
+    return parameter_shapes(config)
 
 
 def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """Return the paths of parameters that no pattern of `fnmatch` matches; "*" matches "/" too."""
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            nearest = difflib.get_close_matches(pattern, names, NEAREST, cutoff=0.0)
-            raise InputError(
-                f"freeze={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
-            )
-    frozen = {name for part in patterns for name in names if fnmatchcase(name, part)}
+    """Return the paths that no pattern matches, of an adapter's factors alone where there are any.
+
+    Patterns are those of `match_paths`. A factor's scale is a setting, and is not trained.
+    """
+    factors = [name for name in names if name.endswith(("/lora_a", "/lora_b"))]
+    names = factors or names
+    frozen = match_paths("freeze", names, patterns)
     trained = [name for name in names if name not in frozen]
     if not trained:
         stems = dict.fromkeys(f"{name.split('/')[0]}/*" for name in names)
@@ -35,11 +44,14 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 
 
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
-    """Return `params` without the frozen ones, whose paths match one of `patterns`."""
-    if not patterns:
-        return params
+    """Return `params` without the frozen ones: those that `patterns` match.
+
+    Beside an adapter, all but its factors are frozen.
+    """
     leaves = flatten_dict(params, sep="/")
     trained = trained_names([*leaves], patterns)
+    if len(trained) == len(leaves):
+        return params
     return unflatten_dict({name: leaves[name] for name in trained}, sep="/")
 
 
@@ -48,16 +60,21 @@ def merged(params: Params, trained: Params) -> Params:
     return unflatten_dict(flatten_dict(params) | flatten_dict(trained))
 
 
-def trained_parts(config: TransformerConfig, patterns: tuple[str, ...]) -> str:
-    """Return the names of the parts of the model that are trained, whole or in part."""
-    names = trained_names([*parameter_shapes(config)], patterns)
-    text = ", ".join(dict.fromkeys(name.partition("/")[0] for name in names))
-    both = "token_embedding (which the encoder shares with the decoder)"
-    return re.sub(r"\btoken_embedding\b", both, text)
+def trained_parts(config: TransformerConfig, training_config: TrainingConfig) -> str:
+    """Return the names of the parts that are trained, whole or in part, and who shares a table."""
+    names = trained_names([*run_shapes(config, training_config)], training_config.freeze)
+    shared = {"token_embedding": "the encoder and the decoder"}
+    if config.output_projection == "tied":
+        shared = {"token_embedding": "the encoder, the decoder and the output projection"}
+        shared |= {"target_embedding": "the decoder and the output projection"}
+    parts = dict.fromkeys(name.partition("/")[0] for name in names)
+    return ", ".join(
+        f"{part} (which {shared[part]} share)" if part in shared else part for part in parts
+    )
 
 
-def trained_sizes(config: TransformerConfig, patterns: tuple[str, ...]) -> tuple[int, int]:
-    """Return how many parameters are trained, and how many the model has."""
-    shapes = parameter_shapes(config)
-    trained = trained_names([*shapes], patterns)
+def trained_sizes(config: TransformerConfig, training_config: TrainingConfig) -> tuple[int, int]:
+    """Return how many parameters are trained, and how many the run has."""
+    shapes = run_shapes(config, training_config)
+    trained = trained_names([*shapes], training_config.freeze)
     return tuple(sum(math.prod(shapes[name]) for name in names) for names in (trained, shapes))

@@ -11,6 +11,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
@@ -50,7 +51,9 @@ def make_train_step(
     (None: no dropout). It returns the new parameters, the new state and the loss before the step:
     the summed `cross_entropy` divided once by the number of target tokens without padding, as
     torch's `CrossEntropyLoss(ignore_index=pad_id)`. If it is not finite, every trained parameter
-    becomes NaN; with `with_guard`, nothing changes. On a mesh, call the step under
+    becomes NaN; with `with_guard`, nothing changes. Of parameters with an adapter (`lora.attach`),
+    the step trains its factors alone, and the state is `optimizer.init(trainable(params, ()))`,
+    where `trainable` is that of `training.freeze`. On a mesh, call the step under
     `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
 
     Args:
@@ -189,10 +192,13 @@ class Metrics(NamedTuple):
 def init_state(
     config: TransformerConfig, training_config: TrainingConfig, params: Params | None = None
 ) -> TrainState:
-    """Return the state before the first step; parameters that are None are drawn by `seed`."""
+    """Return the state before the first step; `seed` draws an adapter, and parameters of None."""
     init_key, dropout_key = jax.random.split(jax.random.key(training_config.seed))
     if params is None:
         params = init_params(init_key, config)
+    if (rank := training_config.lora_rank) is not None:
+        targets, alpha = training_config.lora_targets, training_config.lora_alpha
+        params = lora.attach(params, lora.init(init_key, config, rank, targets, alpha))
     optimizer = run_optimizer(config, training_config)
     optimizer_state = optimizer.init(trainable(params, training_config.freeze))
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
@@ -288,7 +294,7 @@ def sharded_init_state(
     make = partial(init_state, config, training_config)
     places = state_shardings(mesh, config, training_config)
     if params is not None:
-        params = jax.device_put(params, places.params)
+        params = jax.device_put(params, parameter_shardings(mesh, params, config))
     return jax.jit(make, out_shardings=places)(params)
 
 
@@ -309,6 +315,7 @@ def training_execution(
     fields = {
         "remat": training_config.remat,
         "scan_layers": training_config.scan_layers,
+        "lora_dropout": training_config.lora_dropout,
         # The parameters stay float32, and so do their gradients.
         "compute_dtype": dtype if dtype == "bfloat16" and wide else None,
     }

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jax_transformer import __version__
+from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.convert.languages import generating
@@ -111,6 +112,17 @@ class TrainedModel(NamedTuple):
         chosen = GenerationConfig(**defaults | options)
         banned = {*chosen.banned_tokens, *self.generation.get("banned_tokens", ())}
         return dataclasses.replace(chosen, banned_tokens=tuple(sorted(banned)))
+
+    def with_adapter(self, folder: str | Path | None) -> "TrainedModel":
+        """Return the model with the adapter in a folder of PEFT; it shares the other parameters.
+
+        Raises:
+            InputError: As `adapters.read_adapter`.
+        """
+        if folder is None:
+            return self
+        adapter = read_adapter(folder, self.config)
+        return self._replace(params=lora.attach(self.params, adapter))
 
     def with_max_length(self, max_length: int | None, name: str) -> "TrainedModel":
         """Return the model with another limit of its texts, in tokens; None keeps its own."""

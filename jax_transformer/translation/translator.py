@@ -90,6 +90,8 @@ class Translator:
             the cache lacks it (the extra [hub]); or a model that `load` returned. A list of models
             with equal tokenizers is an ensemble: it chooses tokens by the mean of the models'
             log-probabilities, and has the generation defaults of the first one.
+        adapter: Folder of PEFT whose adapter (LoRA) is added to the model. Several translators of
+            one model that `load` returned, each with an adapter, hold its parameters once.
         source_lang: Code of the language of the texts, for a model with language codes; None is
             the one that the folder names.
         target_lang: Code of the language of the results; None is the one that the folder names.
@@ -111,6 +113,7 @@ class Translator:
         self,
         model: str | Path | TrainedModel | Sequence[str | Path | TrainedModel],
         *,
+        adapter: str | Path | None = None,
         source_lang: str | None = None,
         target_lang: str | None = None,
         ignore_generation_config: bool = False,
@@ -134,6 +137,12 @@ class Translator:
         options |= {"source_lang": source_lang, "target_lang": target_lang}
         models = [_read(source, **options) for source in sources]
         models = [each.with_max_length(max_length, self.name) for each in models]
+        if adapter is not None and len(models) > 1:
+            raise InputError(
+                f"adapter={shorten(str(adapter))} is for one model; give each its own: "
+                "load(folder).with_adapter(adapter)"
+            )
+        models[0] = models[0].with_adapter(adapter)
         for each in models[1:]:
             if each.tokenizer.digest() != models[0].tokenizer.digest():
                 raise InputError(f"{self.name}: an ensemble needs one tokenizer, but theirs differ")

@@ -340,3 +340,18 @@ def test_a_training_that_the_machine_cannot_hold_is_refused(monkeypatch):
     packed = dataclasses.replace(frozen, batching="packed", max_tokens=100_000)
     with pytest.raises(InputError, match=r"a batch of 100,000 tokens a side .* lower max_tokens"):
         check_training(config, packed)
+
+
+def test_an_adapter_has_the_gradients_and_moments_of_its_factors_alone(capsys):
+    config = make_config(num_encoder_layers=2)
+    whole, adapter = (budget(config, Workload(ROWS, LENGTH, lora_rank=n)) for n in (None, 4))
+    factors = (2 + 2) * 2 * 4 * (128 + 128)  # two products of each of four attentions
+    scales = (2 + 2) * 2
+    assert adapter.num_parameters == whole.num_parameters + factors + scales
+    assert (adapter.gradients, adapter.adam_moments) == (2 * factors, 8 * factors)
+    assert whole.adam_moments == 8 * whole.num_parameters
+    cli.main(["budget", "--lora-rank=4", "--lora-targets", "encoder/*/query"])
+    assert "0.20 MB" in capsys.readouterr().out  # 6 layers, 8 bytes, 4 * (512 + 512) numbers
+    with pytest.raises(SystemExit) as refused:
+        cli.main(["budget", "--lora-rank=513"])
+    assert "lora_rank=513 must be at most 512" in str(refused.value.code)

@@ -49,17 +49,22 @@ def test_patterns_name_whole_paths():
     assert {name.split("/")[0] for name in TRAINED} == {"decoder"}
     assert not any("cross_attention/" in name for name in TRAINED)
     assert any("cross_attention_residual/" in name for name in TRAINED)
-    trained, whole = trained_sizes(CONFIG, FREEZE)
+    trained, whole = trained_sizes(CONFIG, TrainingConfig(freeze=FREEZE))
     sizes = {name: np.prod(shape) for name, shape in parameter_shapes(CONFIG).items()}
     assert (trained, whole) == (sum(map(sizes.get, TRAINED)), sum(sizes.values()))
 
 
 def test_a_table_that_the_frozen_encoder_shares_is_named_where_it_is_trained():
-    parts = trained_parts(CONFIG, ("encoder/*",))
-    assert parts == "decoder, token_embedding (which the encoder shares with the decoder)"
-    assert trained_parts(CONFIG, FREEZE) == "decoder"
+    parts = trained_parts(CONFIG, TrainingConfig(freeze=("encoder/*",)))
+    sharing = "the encoder, the decoder and the output projection"
+    assert parts == f"decoder, token_embedding (which {sharing} share)"
+    assert trained_parts(CONFIG, TrainingConfig(freeze=FREEZE)) == "decoder"
     separate = dataclasses.replace(CONFIG, token_embeddings="separate")
-    assert "shares" not in trained_parts(separate, ("encoder/*",))
+    sharing = "the decoder and the output projection"
+    parts = trained_parts(separate, TrainingConfig(freeze=("encoder/*", "decoder/*")))
+    assert parts == f"source_embedding, target_embedding (which {sharing} share)"
+    separate = dataclasses.replace(separate, output_projection="linear")
+    assert "share" not in trained_parts(separate, TrainingConfig(freeze=("encoder/*",)))
 
 
 @pytest.mark.parametrize("dtype", tiered(["float32", "float64"], quick=["float64"]))
@@ -116,6 +121,7 @@ REFUSED = {
         "freeze='decodr/layers_0/*' matches no parameter; the nearest are decoder/layers_0/",
     ),
     "a part without its pattern": (("encoder",), "freeze='encoder' matches no parameter; the nea"),
+    "none of two": (("encoder/*", "x"), "freeze='x' matches no parameter; the nearest are "),
     "all": (
         ("*coder/*", "token*"),
         "freeze='*coder/* token*' leaves no parameter to train; name fewer of decoder/*, encoder/*,"

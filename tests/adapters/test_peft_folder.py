@@ -1,0 +1,360 @@
+"""The folders of PEFT, both ways, beside PEFT itself on the models of transformers."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+import torch_reference
+from jax_transformer import InputError, apply, convert, cross_entropy
+from jax_transformer.adapters import lora, peft_folder, read_adapter, write_adapter
+from jax_transformer.convert.huggingface import from_huggingface
+from jax_transformer.convert.table import flatten, nest
+from jax_transformer.storage import weights as weight_files
+from jax_transformer.training.freeze import merged, trainable
+from tests.adapters.test_lora import EVERY, random_adapter
+from tests.convert.families.case import (
+    CASES,
+    case_of,
+    foreign_model,
+    foreign_results,
+    forward,
+    ragged_tokens,
+    widened,
+)
+from tests.convert.families.test_indictrans import write as write_indictrans
+from tests.convert.test_family_training import RATE, STEPS, batches, run_in_torch
+from tests.models import random_params, random_tokens, small_config
+from tests.parity import measure
+from tests.parity.ladder import bound, error
+from tests.tiers import tiered
+from torch_reference.layers import attach_adapter
+
+peft = pytest.importorskip("peft")
+
+RANKS = {"r": 3, "lora_alpha": 7}
+LOGITS = 4 * bound("logits", "float64")  # each product has two more sums
+
+
+def peft_model(model, **settings):
+    """Return a model of torch with a random adapter on every product of its layers."""
+    names = {name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    targets = sorted({name.rpartition(".")[2] for name in names} - {"lm_head"})
+    settings = {"target_modules": targets, **RANKS, **settings}
+    model = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    generator = torch.Generator().manual_seed(1)
+    for name, leaf in model.named_parameters():
+        if "lora_" in name:
+            leaf.data.normal_(0, leaf.shape[1] ** -0.5 / 2, generator=generator)
+    return model.eval()
+
+
+def wide_model(model_type):
+    return widened(foreign_model(model_type, [*case_of(model_type).shapes][-1]), model_type)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def train(config, params, src, tgt_in, labels):
+    """Return the gradients of the first step, and the factors after the last."""
+    optimizer = optax.adam(RATE)
+
+    def loss(trained, src, tgt_in, labels):
+        logits = apply(merged(params, trained), config, src, tgt_in)
+        total, count = cross_entropy(logits, labels, config.pad_id)
+        return total / count
+
+    def step(carry, batch):
+        trained, state = carry
+        gradients = jax.grad(loss)(trained, *batch)
+        updates, state = optimizer.update(gradients, state)
+        return (optax.apply_updates(trained, updates), state), gradients
+
+    start = trainable(params, ())
+    (trained, _), gradients = jax.lax.scan(
+        step, (start, optimizer.init(start)), (src, tgt_in, labels)
+    )
+    return jax.tree.map(lambda leaf: leaf[0], gradients), trained
+
+
+def train_in_torch(model, config, src, tgt_in, labels):
+    """Make the steps in place; return the gradients of the first one by name."""
+    trained = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
+    assert all("lora_" in name for name in trained)
+    optimizer, gradients = torch.optim.Adam(trained.values(), RATE), {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        logits = run_in_torch(model, config, src[step], tgt_in[step])
+        targets = torch.tensor(labels[step]).long().flatten()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets, ignore_index=config.pad_id
+        ).backward()
+        gradients = gradients or {name: leaf.grad.clone() for name, leaf in trained.items()}
+        optimizer.step()
+    return gradients
+
+
+def tensors_of(folder):
+    return weight_files.read(folder / peft_folder.WEIGHTS)
+
+
+def saved(model, folder, config):
+    model.save_pretrained(folder)
+    return read_adapter(folder, config)
+
+
+@pytest.mark.parametrize("model_type", tiered(CASES, []))
+def test_gradients_and_twenty_steps_are_those_of_peft(model_type, tmp_path, x64):
+    model = wide_model(model_type)
+    config, params = from_huggingface(model)
+    model = peft_model(model)
+    whole = lora.attach(params, saved(model, tmp_path / "begin", config))
+    data = batches(config)
+    gradients, trained = train(config, whole, *data)
+    expected = train_in_torch(model, config, *data)
+    after = saved(model, tmp_path / "end", config)
+    for name, leaf in model.named_parameters():  # PEFT writes gradients under its own names
+        if name in expected:
+            leaf.data = expected[name]
+    expected = trainable(saved(model, tmp_path / "gradients", config), ())
+    kinds = {name.rpartition("/")[0].rpartition("/")[2] for name in flatten(expected)}
+    assert {"query", "key", "value", "output", "inner", "outer"} <= kinds
+    apart = measure.gradient_errors(gradients, expected)
+    factors = flatten(trained)
+    steps = {
+        name: error(factors[name], leaf) for name, leaf in flatten(trainable(after, ())).items()
+    }
+    worst = measure.worst(apart), measure.worst(steps)
+    print(f"\n{model_type}: gradients {worst[0]}, after {STEPS} steps {worst[1]}")
+    assert worst[0][1] <= bound("gradient", "float64")
+    assert worst[1][1] <= bound("adam", "float64")
+
+
+@pytest.mark.parametrize("model_type", tiered(CASES, ["t5"]))
+def test_a_folder_is_read_and_written_bit_equal_and_computes_what_peft_does(
+    model_type, tmp_path, x64
+):
+    model = widened(foreign_model(model_type), model_type)
+    config, params = from_huggingface(model)
+    adapted = peft_model(model)
+    adapter = saved(adapted, tmp_path / "theirs", config)
+    src, tgt = ragged_tokens(config)
+    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
+    their_logits = foreign_results(adapted, config, src, tgt)[0].numpy()
+    valid = tgt != config.pad_id
+    assert error(np.asarray(logits)[valid], their_logits[valid]) <= LOGITS
+
+    write_adapter(tmp_path / "ours", adapter, config, family=model_type)
+    read = {
+        name: weight_files.read(tmp_path / name / peft_folder.WEIGHTS)
+        for name in ("theirs", "ours")
+    }
+    assert read["ours"].keys() == read["theirs"].keys()
+    assert all(np.array_equal(read["ours"][name], x) for name, x in read["theirs"].items())
+    settings = json.loads((tmp_path / "ours" / peft_folder.SETTINGS).read_text())
+    assert {name: settings[name] for name in RANKS} == RANKS
+    again = peft.PeftModel.from_pretrained(adapted.unload(), tmp_path / "ours").eval()
+    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), their_logits)
+
+
+SETTINGS = {
+    "rslora": {"use_rslora": True},
+    "some layers, by a regular expression": {"target_modules": r".*decoder.*\.(q|v)_proj"},
+    "some layers by number": {"layers_to_transform": [1], "layers_pattern": "layers"},
+    "all products": {"target_modules": "all-linear"},
+    "another initialization": {"init_lora_weights": "gaussian", "lora_dropout": 0.3},
+    "for another class of layer": {"fan_in_fan_out": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", tiered(SETTINGS, ["rslora"]))
+def test_settings_of_peft_are_honoured_and_survive_the_way_back(name, tmp_path, x64):
+    model = widened(foreign_model("bart"), "bart")
+    config, params = from_huggingface(model)
+    model = peft_model(model, **SETTINGS[name])
+    adapter = saved(model, tmp_path / "theirs", config)
+    src, tgt = ragged_tokens(config)
+    theirs = foreign_results(model, config, src, tgt)[0].numpy()
+    for _ in range(2):
+        logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
+        assert error(logits, theirs) <= LOGITS
+        write_adapter(tmp_path / "ours", adapter, config, family="bart", overwrite=True)
+        adapter = read_adapter(tmp_path / "ours", config)
+    again = peft.PeftModel.from_pretrained(model.unload(), tmp_path / "ours").eval()
+    assert error(foreign_results(again, config, src, tgt)[0], theirs) <= LOGITS
+
+
+@pytest.mark.exhaustive
+def test_an_adapter_of_a_class_outside_of_transformers_is_read(tmp_path, x64):
+    model = write_indictrans(tmp_path / "base", shared=False, dtype=torch.float64)
+    config, params = from_huggingface(tmp_path / "base")
+    model = peft_model(model)
+    src, tgt = ragged_tokens(config)
+    adapter = saved(model, tmp_path / "adapter", config)
+    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
+    theirs = foreign_results(model, config, src, tgt)[0].numpy()
+    assert error(logits, theirs) <= LOGITS
+    write_adapter(tmp_path / "ours", adapter, config, family="IndicTrans")
+    read = [
+        weight_files.read(tmp_path / name / peft_folder.WEIGHTS) for name in ("adapter", "ours")
+    ]
+    assert all(np.array_equal(read[1][name], x) for name, x in read[0].items())
+
+
+def test_an_adapter_of_the_base_class_has_its_shorter_names(tmp_path):
+    model = foreign_model("bart")
+    config, _ = from_huggingface(model)
+    whole = saved(peft_model(model), tmp_path / "whole", config)
+    bare = saved(peft_model(foreign_model("bart").model), tmp_path / "bare", config)
+    assert flatten(whole).keys() == flatten(bare).keys()
+    assert all(np.array_equal(flatten(whole)[name], x) for name, x in flatten(bare).items())
+
+
+@pytest.mark.parametrize("preset", tiered(["shared_heads", "t5_v1_1"], ["shared_heads"]))
+def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    params = random_params(config, dtype=np.float64)
+    targets = (*EVERY, "output_projection") if preset == "t5_v1_1" else EVERY
+    adapter = random_adapter(config, targets=targets, dtype=np.float64)
+    module = torch_reference.Transformer(config).double()
+    module.load_state_dict(convert.to_torch(params, config), strict=True)
+    write_adapter(tmp_path / "adapter", adapter, config)
+    tensors = tensors_of(tmp_path / "adapter")
+    attach_adapter(module, {name: torch.tensor(x) for name, x in tensors.items()}, scale=1.5)
+    src, tgt = random_tokens(config, dtype=np.float64)
+    weights = np.random.default_rng(3).normal(size=(*tgt.shape[:2], config.tgt_vocab_size))
+
+    def ours(trained):
+        logits = apply(merged(lora.attach(params, adapter), trained), config, src, tgt)
+        return (logits * weights).sum(), logits
+
+    start = jax.tree.map(jnp.asarray, trainable(adapter, ()))
+    gradients, logits = jax.jit(jax.grad(ours, has_aux=True))(start)
+    expected = module(torch.tensor(src), torch.tensor(tgt))
+    (expected * torch.tensor(weights)).sum().backward()
+    assert error(logits, expected) <= LOGITS
+    leaves = {name: leaf for name, leaf in module.named_parameters() if leaf.requires_grad}
+    assert len(leaves) == len(flatten(start))
+    for name, leaf in flatten(gradients).items():
+        grad = leaves[name.replace("/layers_", ".layers.").replace("/", ".")].grad.numpy().T
+        assert np.abs(grad - leaf).max() <= bound("gradient", "float64") * np.abs(grad).max(), name
+
+
+CONFIG = small_config("bart", num_encoder_layers=1, num_decoder_layers=1)
+QUERY = "encoder/layers_0/self_attention/query"
+NAME = "base_model.model.model.encoder.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    adapter = random_adapter(CONFIG, targets=("encoder/*/query",))
+    write_adapter(tmp_path / "adapter", adapter, CONFIG, family="bart")
+    return tmp_path / "adapter"
+
+
+def changed_settings(folder, **changes):
+    path = folder / peft_folder.SETTINGS
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+MERGE = "; merge the adapter by PEFT's merge_and_unload, and read the merged model"
+UNSUPPORTED = {
+    "use_dora": True,
+    "bias": "all",
+    "rank_pattern": {"q_proj": 3},
+    "alpha_pattern": {"q_proj": 3},
+    "modules_to_save": ["lm_head"],
+    "init_lora_weights": "pissa",
+    "peft_type": "LOHA",
+    "lora_bias": True,
+    "trainable_token_indices": [1],
+    "layer_replication": [[0, 1]],
+    "a setting of tomorrow": 3,
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_a_setting_that_is_not_supported_is_named(folder, name):
+    value = UNSUPPORTED[name]
+    changed_settings(folder, **{name: value})
+    with pytest.raises(InputError) as refused:
+        read_adapter(folder, CONFIG)
+    path = folder / peft_folder.SETTINGS
+    assert str(refused.value) == f"{path}: {name}={value!r} is not supported{MERGE}"
+
+
+DAMAGED = {
+    "r=0 must be a whole number, at least 1": {"r": 0},
+    "lora_alpha='x' must be a finite number": {"lora_alpha": "x"},
+    "use_rslora=1 must be True or False": {"use_rslora": 1},
+}
+
+
+@pytest.mark.parametrize(("fault", "changes"), DAMAGED.items(), ids=str)
+def test_settings_that_no_peft_writes_are_named(folder, fault, changes):
+    changed_settings(folder, **changes)
+    with pytest.raises(InputError) as refused:
+        read_adapter(folder, CONFIG)
+    assert str(refused.value).startswith(f"{folder / peft_folder.SETTINGS}: {fault}")
+    assert "\n" not in str(refused.value)
+
+
+def rewritten(folder, **changes):
+    path, tensors = folder / peft_folder.WEIGHTS, tensors_of(folder) | changes
+    weight_files.write(path, {n: x for n, x in tensors.items() if x is not None}, overwrite=True)
+
+
+def test_an_adapter_of_another_base_is_refused_in_one_line(folder):
+    wider = small_config("bart", d_model=45, num_encoder_layers=1)
+    fewer = small_config("t5", num_encoder_layers=1)
+    of_another = "use the adapter with the model that it was trained for"
+    refusals = {
+        wider: f"{folder}: the factors of model.encoder.layers.0.self_attn.q_proj are "
+        "[(3, 42), (42, 3)], but [(3, 45), (45, 3)] is what r=3 needs in this model; "
+        f"{of_another}",
+        fewer: f"{folder}: is not an adapter of this model, which has no product "
+        f"model.encoder.layers.0.self_attn.q_proj; {of_another}",
+    }
+    for config, message in refusals.items():
+        with pytest.raises(InputError) as refused:
+            read_adapter(folder, config)
+        assert str(refused.value) == message
+
+
+def test_factors_that_are_absent_or_no_factors_are_named(folder):
+    factor = tensors_of(folder)[f"{NAME}.lora_A.weight"]
+    changed_settings(folder, r=4)
+    with pytest.raises(InputError, match=r"is what r=4 needs"):
+        read_adapter(folder, CONFIG)
+    changed_settings(folder, r=3)
+    rewritten(folder, **{f"{NAME}.lora_A.weight": None})
+    with pytest.raises(InputError, match=r"q_proj are \[\(\), \(42, 3\)\]"):
+        read_adapter(folder, CONFIG)
+    rewritten(
+        folder, **{f"{NAME}.lora_A.weight": factor, "base_model.model.lm_head.weight": factor}
+    )
+    with pytest.raises(InputError, match=r"base_model.model.lm_head.weight is no factor of LoRA"):
+        read_adapter(folder, CONFIG)
+
+
+def test_nothing_is_overwritten_and_missing_files_are_named(folder, tmp_path):
+    adapter, deeper = read_adapter(folder, CONFIG), random_adapter(small_config("bart"))
+    one = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    with pytest.raises(InputError, match="adapter: exists already"):
+        write_adapter(folder, adapter, CONFIG)
+    with pytest.raises(InputError, match="has no name in layout 't5'"):
+        write_adapter(tmp_path / "new", deeper, small_config("t5", **one), family="t5")
+    leaves = flatten(random_adapter(CONFIG))
+    leaves[f"{QUERY}/lora_scale"] = np.float32(2)[...]
+    with pytest.raises(InputError, match=r"one rank and one alpha, not \[\(3, 4.5\), \(3, 6.0\)\]"):
+        write_adapter(tmp_path / "new", nest(leaves), CONFIG, family="bart")
+    assert not (tmp_path / "new").exists()
+    for name in (peft_folder.WEIGHTS, peft_folder.SETTINGS):
+        (folder / name).unlink()
+        with pytest.raises(InputError, match=name):
+            read_adapter(folder, CONFIG)
