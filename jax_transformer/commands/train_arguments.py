@@ -30,6 +30,7 @@ from jax_transformer.text.parallel_text import Reading
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
+from jax_transformer.translation.model_folder import TrainedModel
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
@@ -37,6 +38,7 @@ OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes",
 NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model"}
 KEPT_WHEN_RESUMED = ("preset", "vocab_size", "byte_fallback", "valid_pairs", "init", "tokenizer")
 KEPT_WHEN_RESUMED += ("target_tokenizer", "weights", "longest_side", "max_ratio", "drop_duplicates")
+KEPT_WHEN_RESUMED += ("teacher", "teacher_weight")
 KEPT_WHEN_RESUMED += ("tokenizer_pairs", "tsv_columns", "bad_lines", "source_lang", "target_lang")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
@@ -103,6 +105,9 @@ class Arguments:
         init: Model to start from: the folder of a model of this library or of Hugging Face. The run
             keeps its tokenizer, its config and its generation defaults; only the dropout rates may
             be others.
+        teacher: Trained model to learn from, word by word (Kim and Rush 2016), for example a larger
+            one: the folder of a model of this library or of Hugging Face. Its tokenizer is used.
+        teacher_weight: Share of the teacher in the loss; the targets have the rest.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
         target_lang: Code of the language of the targets; by default the one that the folder names.
@@ -151,6 +156,8 @@ class Arguments:
     tokenizer: Path | None = None
     target_tokenizer: Path | None = None
     init: Path | None = None
+    teacher: Path | None = None
+    teacher_weight: Annotated[float, Meta(gt=0, le=1)] = 0.5
     ignore_generation_config: bool = False
     source_lang: str | None = None
     target_lang: str | None = None
@@ -219,6 +226,7 @@ class InitialModel(NamedTuple):
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
     report: tuple[str, ...] = ()
+    teacher: TrainedModel | None = None  # float32 and on the host
 
 
 NO_MODEL = InitialModel()
@@ -255,6 +263,24 @@ def initial_model(arguments: Arguments) -> InitialModel:
     return InitialModel(model_tokenizer, config, params, generation, origin, report)
 
 
+def with_teacher(initial: InitialModel, arguments: Arguments) -> InitialModel:
+    """Return what a run starts from with the model of --teacher, whose tokenizer it has."""
+    if arguments.teacher is None:
+        return initial
+    languages = arguments.source_lang, arguments.target_lang
+    teacher, *_ = read_initial_model(
+        arguments.teacher, arguments.ignore_generation_config, *languages
+    )
+    tokenizer = teacher.tokenizer if initial.tokenizer is None else initial.tokenizer
+    if tokenizer.digest() != teacher.tokenizer.digest():
+        raise InputError(
+            f"teacher={arguments.teacher} has another tokenizer than the run: their sha256 are "
+            f"{teacher.tokenizer.digest()} and {tokenizer.digest()}; start from a model with the "
+            "teacher's tokenizer, or leave teacher out"
+        )
+    return initial._replace(tokenizer=tokenizer, teacher=teacher)
+
+
 class NamedSettings(NamedTuple):
     """What a command line and its --config file name, by name; flags win over the file."""
 
@@ -285,7 +311,7 @@ class NamedSettings(NamedTuple):
 
 def new_arguments(named: NamedSettings) -> tuple[Arguments, InitialModel]:
     """Return the arguments of a new run, and what it starts from, which they do not contradict."""
-    initial = initial_model(named.arguments())
+    initial = with_teacher(initial_model(named.arguments()), named.arguments())
     arguments = named.arguments(initial)
     if initial.config is not None:
         check_same_model(arguments.model, arguments.preset, initial.config, str(arguments.init))

@@ -41,6 +41,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.step import (
     EvaluationStep,
     TrainStep,
@@ -70,6 +71,7 @@ class Run:
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120  # seconds without a step after which several processes end
     params: Params | None = None  # of a new run, float32 and on the host; None draws them
+    teachers: tuple[Teacher, ...] = ()  # that the steps learn from, on the mesh: one, or none
 
 
 class Best(NamedTuple):
@@ -105,13 +107,14 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     count = len(layout.shapes)
     console.print(f"compiling the training step for {count} batch shape{'s' * (count > 1)}")
     with run.stop.during("the compilation and one step"):
-        step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
+        settings = run.settings.config, training_config
+        step, steps = sharded_train_step(run.mesh, *settings, *run.teachers), {}
         for rows, length in layout.shapes:
             shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
             ids = jax.ShapeDtypeStruct(shape, jnp.int32)
             segments = None if training_config.batching == "buckets" else ids
             batch = Batch(ids, ids, ids, segments, segments)
-            steps[shape] = step.lower(start.state, batch).compile()
+            steps[shape] = step.lower(start.state, batch, *run.teachers).compile()
     console.print(f"compiled in {time.monotonic() - started:.1f} s")
     with _open_outputs(run, start.progress, validation, console) as outputs:
         outputs.checkpoints.save(start)
@@ -145,7 +148,7 @@ def _train_steps(
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
         if patience is not None and since_best >= patience:
             break
-        state, metrics = steps[batch.src.shape](checkpoint.state, batch)
+        state, metrics = steps[batch.src.shape](checkpoint.state, batch, *run.teachers)
         progress = checkpoint.progress.after_step(position, metrics)
         checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
 

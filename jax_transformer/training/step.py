@@ -1,6 +1,7 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
+from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch
 from jax_transformer.training.optimizer import GuardState, learning_rate_schedule, run_optimizer
@@ -46,12 +48,13 @@ def make_train_step(
         state = optimizer.init(params)
         params, state, loss = step(params, state, batch, dropout_key)
 
-    The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
-    (None: no dropout). It returns the new parameters, the new state and the loss before the step:
-    the summed `cross_entropy` divided once by the number of target tokens without padding, as
-    torch's `CrossEntropyLoss(ignore_index=pad_id)`. If it is not finite, every trained parameter
-    becomes NaN; with `with_guard`, nothing changes. On a mesh, call the step under
-    `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
+    The step takes the parameters, the optimizer's state, a `Batch`, a random key for dropout
+    (None: no dropout) and a `Teacher` (None: the targets alone). It returns the new parameters,
+    the new state and the loss before the step: the summed `cross_entropy` divided once by the
+    number of target tokens without padding, as torch's `CrossEntropyLoss(ignore_index=pad_id)`;
+    with a teacher, the weighted mean of that and of `distillation_loss`. If the loss is not finite,
+    every trained parameter becomes NaN; with `with_guard`, nothing changes. On a mesh, call the
+    step under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
 
     Args:
         config: The shape of the model.
@@ -85,14 +88,18 @@ def make_train_step(
         optimizer_state: optax.OptState,
         batch: Batch,
         dropout_key: PRNGKeyArray | None = None,
+        teacher: Teacher | None = None,
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """Return the parameters and the optimizer's state after a step, and the loss before it."""
         check_batch(batch)
+        if teacher is not None:
+            rounded = _in_dtype(teacher.params, teacher.config, gradient_dtype)
+            teacher = dataclasses.replace(teacher, params=rounded)
         count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)  # of padding alone: loss 0
 
         def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
             whole = _in_dtype(merged(params, trained), config, gradient_dtype)
-            return batch_loss(whole, part, config, smoothing, key, execution)[0] / count
+            return batch_loss(whole, part, config, smoothing, key, execution, teacher)[0] / count
 
         differentiate = jax.value_and_grad(share)
         trained = trainable(params, patterns)
@@ -198,7 +205,7 @@ def init_state(
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state, a batch, perhaps a teacher
 EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""]]]
 
 STATIC = ("config", "training_config", "execution", "mesh")  # each new value is a compilation
@@ -211,6 +218,7 @@ def _train_step(
     training_config: TrainingConfig,
     execution: Execution | None = None,
     mesh: AbstractMesh | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Return the state of a run after one step on a batch, and the step's metrics.
 
@@ -220,6 +228,7 @@ def _train_step(
     Args:
         execution: As `training_execution` returns it; None is that of a CPU.
         mesh: The mesh that the rows and the parameters are split over; None is one device.
+        teacher: A model to learn from; None learns from the targets alone.
 
     Raises:
         InputError: As `make_train_step`.
@@ -238,7 +247,7 @@ def _train_step(
     dropout_key = jax.random.fold_in(state.key, state.step)
     with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
         params, optimizer_state, loss = step(
-            state.params, state.optimizer_state, batch, dropout_key
+            state.params, state.optimizer_state, batch, dropout_key, teacher
         )
     finite, spike = optimizer_state.finite, optimizer_state.spike
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
@@ -318,21 +327,26 @@ def training_execution(
 
 
 def sharded_train_step(
-    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+    mesh: Mesh,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    teacher: Teacher | None = None,
 ) -> TrainStep:
-    """Return `train_step` for a mesh, compiled; the state handed in is donated."""
+    """Return `train_step` for a mesh, compiled; the state handed in is donated.
+
+    With a teacher, which lies on the mesh, it is a third argument of the step.
+    """
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
-    step = partial(
-        _train_step,
-        config=config,
-        training_config=training_config,
-        execution=execution,
-        mesh=mesh.abstract_mesh,
-    )
+    fixed = config, training_config, execution, mesh.abstract_mesh
+
+    def step(state: TrainState, batch: Batch, *teacher: Teacher) -> tuple[TrainState, Metrics]:
+        return _train_step(state, batch, *fixed, *teacher)
+
+    places = [jax.tree.map(lambda leaf: leaf.sharding, each) for each in [teacher] if each]
     return jax.jit(
         step,
-        in_shardings=(state, row_sharding(mesh)),
+        in_shardings=(state, row_sharding(mesh), *places),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options(mesh),

@@ -326,3 +326,27 @@ def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
     _, start = train.new_arguments(named_settings(options))
     assert start.generation == {}
     assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'
+
+
+@pytest.mark.exhaustive
+def test_a_student_learns_from_its_teacher_and_a_resumed_one_ends_with_the_same_bits(base, capsys):
+    student = [*TEXT, "--teacher=base", "--teacher-weight=1", "--d-model=12", *SHORT, *RATE]
+    student += ["--num-heads=3", "--d-ff=8", "--num-encoder-layers=2", "--num-decoder-layers=1"]
+    program(*student, "--output=whole")
+    program(*student, "--output=part", "--steps=2")
+    program("--output=part", "--resume", "--steps=4")
+    whole = load("whole")
+    assert whole.config.d_model == 12
+    assert whole.tokenizer.digest() == load("base").tokenizer.digest()
+    assert same_model("whole", "part")
+    program(*student, "--teacher-weight=0.1", "--output=other")
+    assert not same_model("whole", "other")
+    line = refusal(capsys, "--output=part", "--resume", "--teacher-weight=0.5", "--steps=5")
+    assert line.startswith("error: teacher_weight=0.5 is not the run's, which has 1.0; ")
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(base, capsys):
+    other = train_byte_pair([*WORDS, "x"], vocab_size=16)
+    Path("other.json").write_bytes(other.contents["tokenizer.json"])
+    line = refusal(capsys, *TEXT, "--teacher=base", "--tokenizer=other.json", "--output=new")
+    assert line.startswith("error: teacher=base has another tokenizer than the run: their sha256")
