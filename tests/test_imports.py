@@ -24,6 +24,7 @@ ROOMS = (
     ("convert",),
     ("training",),
     ("translation",),
+    ("evaluation",),
     ("export", "runs"),
     ("parity",),
     ("porting",),

@@ -28,6 +28,7 @@ from jax_transformer.commands.train_arguments import (
     with_teacher,
 )
 from jax_transformer.errors import InputError, check_installed
+from jax_transformer.evaluation import scores
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
@@ -49,7 +50,6 @@ from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
-from jax_transformer.translation import scores
 from jax_transformer.translation.model_folder import TrainedModel, model_digest
 from jax_transformer.translation.translate import place
 
@@ -91,8 +91,8 @@ def train(*argv: str) -> None:
                 if not resumed:
                     loop.discard_run(output)  # the checkpoints of one that is overwritten
                 replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-            # The number words are translated at the end only, unless BLEU selects.
-            translating = not number_words or arguments.training.select_by == "bleu"
+            # The number words are translated at the end only, unless their score selects.
+            translating = not number_words or arguments.training.select_by != "loss"
             measure = evaluation.measure if translating else None
             teachers = teachers_on(mesh, initial, arguments.teacher_weight)
             others = arguments.tensorboard, mesh, arguments.lost_after, initial.params, teachers

@@ -59,7 +59,7 @@ class Run:
     """A training run and where it is kept; it may be resumed on another mesh.
 
     At each evaluation `measure` gets the step and the parameters, and returns values by name for
-    the log beside the loss: "validation_bleu" if that selects the best.
+    the log beside the loss: "validation_bleu" or "validation_chrf" if that selects the best.
     """
 
     directory: Path
@@ -202,8 +202,9 @@ def _evaluate(
     outputs.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
         return checkpoint, loss
-    by_bleu = run.settings.training_config.select_by == "bleu"
-    progress = progress.after_evaluation(-measured["validation_bleu"] if by_bleu else loss)
+    by = run.settings.training_config.select_by
+    score = loss if by == "loss" else -measured[f"validation_{by}"]
+    progress = progress.after_evaluation(score)
     if progress.best_step == progress.step:
         # A copy, because the next step reuses the memory of these arrays.
         best_params = jax.tree.map(jnp.copy, state.eval_params)
