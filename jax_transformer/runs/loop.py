@@ -48,6 +48,7 @@ from jax_transformer.training.step import (
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
+    with_kept,
 )
 
 NONFINITE_FILE = "nonfinite_batches.json"
@@ -71,6 +72,8 @@ class Run:
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120  # seconds without a step after which several processes end
     params: Params | None = None  # of a new run, float32 and on the host; None draws them
+    # The checkpoint of another run that a new one goes on from, and the parts that it keeps.
+    kept: tuple[CheckpointFolder, tuple[str, ...]] | None = None
     teachers: tuple[Teacher, ...] = ()  # that the steps learn from, on the mesh: one, or none
 
 
@@ -246,7 +249,10 @@ def _start(run: Run) -> RunCheckpoint:
         if steps_in(run.directory / CHECKPOINTS):
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
         state = sharded_init_state(run.mesh, config, training_config, run.params)
-        return RunCheckpoint(RunProgress(), state, None)
+        if run.kept is not None:
+            saved, parts = run.kept
+            state = with_kept(state, saved.read(run.mesh).state, parts)
+        return RunCheckpoint(RunProgress(int(state.step)), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
     progress, state, best_params = run.resumed.read(run.mesh)
@@ -266,7 +272,7 @@ def _open_outputs(
     def validation_loss(params: Params) -> float:
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
-    logged = progress.step - len(progress.window)
+    logged = 0 if run.resumed is None else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None

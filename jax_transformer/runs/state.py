@@ -25,7 +25,7 @@ MOST_NONFINITE = 10
 MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
 MAY_CHANGE += ("keep_checkpoints",)
 KEPT = "; a resumed run keeps it"  # follows what differs, in the message about a setting
-OTHERWISE = "; for another, start a new run, which --init begins from this one's model"
+OTHERWISE = "; for another, start a new run from this one, by --init and --init-keeps"
 
 
 class RunSettings(NamedTuple):

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -203,6 +203,31 @@ def init_state(
     optimizer = run_optimizer(config, training_config)
     optimizer_state = optimizer.init(trainable(params, training_config.freeze))
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
+
+
+# Parts of a state that a new run may keep of an earlier one.
+KEPT_STATES = {"moments": optax.ScaleByAdamState, "step": optax.ScaleByScheduleState}
+
+
+def with_kept(state: TrainState, earlier: TrainState, parts: Collection[str]) -> TrainState:
+    """Return the first state of a run with parts of an earlier run's state.
+
+    Args:
+        parts: "moments", Adam's, with the number of their steps; "step", from which the schedule
+            goes on.
+    """
+    kinds = tuple(KEPT_STATES[part] for part in parts)
+
+    def is_kept(node: Any) -> bool:
+        return isinstance(node, kinds)
+
+    nodes = jax.tree.leaves(earlier.optimizer_state, is_leaf=is_kept)
+    kept = {type(node): node for node in nodes if is_kept(node)}
+    optimizer_state = jax.tree.map(
+        lambda node: kept.get(type(node), node), state.optimizer_state, is_leaf=is_kept
+    )
+    step = earlier.step if "step" in parts else state.step
+    return state._replace(optimizer_state=optimizer_state, step=step)
 
 
 TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state, a batch, perhaps a teacher
