@@ -65,13 +65,15 @@ def export(arguments: Arguments) -> None:
     elif to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx
 
-        proven = export_onnx(load(folder, **languages), output)
+        proven = export_onnx(load(folder, **languages).for_text(str(folder)), output)
     elif to == "stablehlo":
         from jax_transformer.export.stablehlo_folder import export_stablehlo
 
-        proven = export_stablehlo(load(folder, **languages), output, beam)
+        proven = export_stablehlo(load(folder, **languages).for_text(str(folder)), output, beam)
     else:
         from jax_transformer.export.ctranslate2_folder import export_ctranslate2
 
-        proven = export_ctranslate2(load(folder, **languages), output, quantization)
+        proven = export_ctranslate2(
+            load(folder, **languages).for_text(str(folder)), output, quantization
+        )
     print(f"{output} written: {proven}")
