@@ -17,19 +17,18 @@ from jax_transformer.text.text_files import decode_lines, open_text
 class Arguments:
     """Print BLEU, chrF and the share of exact matches, with sacrebleu's signatures; and MetricX.
 
-    Line i of each file belongs to line i of the others. The files may be compressed.
+    Line i of each file belongs to line i of the others.
 
     Attributes:
         translations: File of translations, as translate writes it.
         references: File of references. Without it, MetricX alone judges, by the sources.
         sources: File of sources, for MetricX.
-        others: Files of other systems' translations. Each is compared with TRANSLATIONS by
-            sacrebleu's paired bootstrap test: a p below 0.05 is usually called a difference.
+        others: Files of other systems' translations, each compared with TRANSLATIONS by sacrebleu's
+            paired bootstrap test: usually, a p below 0.05 is called a difference.
         bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
-        metricx: Folder of a MetricX-23 or MetricX-24, which is an MT5ForRegression.
+        metricx: Folder of a MetricX-23 or MetricX-24.
         metricx_version: 23 or 24: they read other inputs, and their folders do not say which.
-        metricx_tokenizer: Folder of the mT5 whose tokenizer MetricX reads by; without it, that of
-            --metricx.
+        metricx_tokenizer: Folder of the mT5 whose tokenizer MetricX has; by default, --metricx.
     """
 
     translations: Path
@@ -54,42 +53,35 @@ class Arguments:
 def evaluate(arguments: Arguments) -> None:
     """Score the translations of one system, or of several."""
     names, version = [arguments.translations, *arguments.others], arguments.metricx_version
-    count = len(_lines(names[0]))
-    if not count:
-        raise InputError(f"{names[0]}: has no lines to score")
-    systems = [_lines(name, count) for name in names]
-    references, sources = (
-        _lines(path, count) for path in (arguments.references, arguments.sources)
-    )
-    judge, judged, chance = None, [], {}
+    paths, tokenization = [arguments.references, arguments.sources], arguments.bleu_tokenization
+    *systems, references, sources = map(_lines, [*names, *paths])
+    for path, lines in zip([*names, *paths], [*systems, references, sources], strict=True):
+        if path and not len(lines) == len(systems[0]) > 0:
+            fault = f"{path}: has {len(lines):,} lines, but the translations {len(systems[0]):,}"
+            raise InputError(f"{fault}; line i of one file must belong to line i of the other")
+    judge, read, chance = None, [], {}
     if version is not None:
-        judged = [inputs(version, lines, references, sources) for lines in systems]
+        read = [inputs(version, lines, references, sources) for lines in systems]
         judge = load_metricx(arguments.metricx, version, arguments.metricx_tokenizer)
     if arguments.others:
-        chance = scores.p_values(systems, references, arguments.bleu_tokenization)
+        chance = scores.p_values(systems, references, tokenization)
     for number, (name, lines) in enumerate(zip(names, systems, strict=True)):
         if arguments.others:
             print(f"{name}:")
         if references:
-            bleu = scores.bleu(lines, references, arguments.bleu_tokenization)
-            for score in (bleu, scores.chrf(lines, references)):
-                measure = score.report.partition(" ")[0]
-                print(score.report + (f" p = {chance[measure][number - 1]:.4f}" if number else ""))
-            print(f"exact match = {scores.exact_match(lines, references):.2%} of {count:,} lines")
+            found = scores.bleu(lines, references, tokenization), scores.chrf(lines, references)
+            for score, values in zip(found, chance.values() or ((), ()), strict=True):
+                print(score.report + (f" p = {values[number - 1]:.4f}" if number else ""))
+            exact = scores.exact_match(lines, references)
+            print(f"exact match = {exact:.2%} of {len(lines):,} lines")
         if judge is not None:
-            mean = judge(judged[number]).mean()
+            mean = judge(read[number]).mean()
             print(f"MetricX-{version} = {mean:.4f} (0 is the best, 25 the worst)")
 
 
-def _lines(path: Path | None, count: int | None = None) -> list[str]:
-    """Return the lines of a file, of which there must be so many; none without a file."""
+def _lines(path: Path | None) -> list[str]:
+    """Return the lines of a file; none without a file."""
     if path is None:
         return []
     with open_text(path) as file:
-        lines = list(decode_lines(file, os.fspath(path)))
-    if count is not None and len(lines) != count:
-        raise InputError(
-            f"{path}: has {len(lines):,} lines, but the translations {count:,}; line i of one file "
-            "must belong to line i of the other"
-        )
-    return lines
+        return list(decode_lines(file, os.fspath(path)))

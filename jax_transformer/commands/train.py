@@ -94,10 +94,9 @@ def train(*argv: str) -> None:
             # The number words are translated at the end only, unless their score selects.
             translating = not number_words or arguments.training.select_by != "loss"
             measure = evaluation.measure if translating else None
-            teachers = teachers_on(mesh, initial, arguments.teacher_weight)
-            kept = initial.kept and (initial.kept, arguments.init_keeps)
-            others = arguments.tensorboard, mesh, arguments.lost_after, initial.params, kept
-            run = loop.Run(output, settings, resumed, stop, measure, *others, teachers)
+            others = arguments.tensorboard, mesh, arguments.lost_after, initial.params
+            read = initial.kept, teachers_on(mesh, initial, arguments.teacher_weight)
+            run = loop.Run(output, settings, resumed, stop, measure, *others, *read)
             best = loop.train(run, corpora.training, corpora.validation, console)
         if stop.signal is not None:  # it came after the last step, too late for the loop
             saved = f"the run in {output} is saved, and its model is not written; resume writes it"

@@ -278,16 +278,14 @@ def initial_model(arguments: Arguments) -> InitialModel:
 
 def last_checkpoint(arguments: Arguments) -> CheckpointFolder:
     """Return the last checkpoint of the run in --init, of which --init-keeps names parts."""
-    named, folder = f"init_keeps={' '.join(arguments.init_keeps)}", arguments.init
+    keeps, folder, training = arguments.init_keeps, arguments.init, arguments.training
+    named = f"init_keeps={' '.join(keeps)}"
     if folder is None or not (steps := steps_in(folder / CHECKPOINTS)):
         raise InputError(f"{named}: init={folder} is no run with checkpoints; name one by --init")
-    saved, training = read_step(folder / CHECKPOINTS, steps[-1]), arguments.training
-    if (
-        "moments" in arguments.init_keeps
-        and training.freeze != saved.settings.training_config.freeze
-    ):
+    saved = read_step(folder / CHECKPOINTS, steps[-1])
+    if "moments" in keeps and training.freeze != saved.settings.training_config.freeze:
         raise InputError(f"{named}: the moments are of another freeze than {training.freeze}")
-    if "step" in arguments.init_keeps and training.steps <= steps[-1]:
+    if "step" in keeps and training.steps <= steps[-1]:
         raise InputError(f"{named}: steps={training.steps} must be above its step {steps[-1]:,}")
     return saved
 
@@ -296,17 +294,12 @@ def with_teacher(initial: InitialModel, arguments: Arguments) -> InitialModel:
     """Return what a run starts from with the model of --teacher, whose tokenizer it has."""
     if arguments.teacher is None:
         return initial
-    languages = arguments.source_lang, arguments.target_lang
-    teacher, *_ = read_initial_model(
-        arguments.teacher, arguments.ignore_generation_config, *languages
-    )
-    tokenizer = teacher.tokenizer if initial.tokenizer is None else initial.tokenizer
+    options = arguments.ignore_generation_config, arguments.source_lang, arguments.target_lang
+    teacher, *_ = read_initial_model(arguments.teacher, *options)
+    tokenizer = initial.tokenizer or teacher.tokenizer
     if tokenizer.digest() != teacher.tokenizer.digest():
-        raise InputError(
-            f"teacher={arguments.teacher} has another tokenizer than the run: their sha256 are "
-            f"{teacher.tokenizer.digest()} and {tokenizer.digest()}; start from a model with the "
-            "teacher's tokenizer, or leave teacher out"
-        )
+        fault = f"teacher={arguments.teacher} has another tokenizer than the run"
+        raise InputError(f"{fault}; leave out the arguments that name the run's, or the teacher")
     return initial._replace(tokenizer=tokenizer, teacher=teacher)
 
 

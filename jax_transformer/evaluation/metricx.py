@@ -18,6 +18,9 @@ FAMILY = "mt5"
 SCORE_ID = 250_089  # <extra_id_10>, whose logit at the first decoded position is the score
 WORST = 25.0
 LONGEST = {23: 1024, 24: 1536}  # tokens of an input, EOS included; more are cut off
+# What a version reads of a line, with references and without them.
+READS = {(23, True): ("candidate", "reference"), (23, False): ("candidate", "source")}
+READS |= {(24, True): ("source", "candidate", "reference"), (24, False): ("source", "candidate")}
 MAX_TOKENS = 4096  # of a batch, padding included
 
 Judge = Callable[[Sequence[str]], Float32[np.ndarray, " lines"]]
@@ -27,16 +30,12 @@ def inputs(
     version: int, translations: Sequence[str], references: Sequence[str], sources: Sequence[str]
 ) -> list[str]:
     """Return what a version reads of each line; without references, it judges by the sources."""
-    if not sources and (version == 24 or not references):
+    names = READS[version, bool(references)]
+    if "source" in names and not sources:
         raise InputError(f"sources=None: MetricX-{version} reads them; name their file")
-    candidate, reference = ("candidate", translations), ("reference", references)
-    source = ("source", sources)
-    if version == 24:
-        parts = [source, candidate, reference] if references else [source, candidate]
-    else:
-        parts = [candidate, reference if references else source]
-    named = ([f"{name}: {line}" for line in lines] for name, lines in parts)
-    return [" ".join(line) for line in zip(*named, strict=True)]
+    texts = {"candidate": translations, "reference": references, "source": sources}
+    lines = zip(*(texts[name] for name in names), strict=True)
+    return [" ".join(map("{}: {}".format, names, line)) for line in lines]
 
 
 def load_metricx(folder: Path, version: int, tokenizer_folder: Path | None = None) -> Judge:

@@ -72,8 +72,7 @@ class Run:
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120  # seconds without a step after which several processes end
     params: Params | None = None  # of a new run, float32 and on the host; None draws them
-    # The checkpoint of another run that a new one goes on from, and the parts that it keeps.
-    kept: tuple[CheckpointFolder, tuple[str, ...]] | None = None
+    kept: CheckpointFolder | None = None  # of another run; `settings.arguments` say what of it
     teachers: tuple[Teacher, ...] = ()  # that the steps learn from, on the mesh: one, or none
 
 
@@ -250,8 +249,8 @@ def _start(run: Run) -> RunCheckpoint:
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
         state = sharded_init_state(run.mesh, config, training_config, run.params)
         if run.kept is not None:
-            saved, parts = run.kept
-            state = with_kept(state, saved.read(run.mesh).state, parts)
+            parts = run.settings.arguments["init_keeps"]
+            state = with_kept(state, run.kept.read(run.mesh).state, parts)
         return RunCheckpoint(RunProgress(int(state.step)), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]

@@ -1,7 +1,6 @@
 """Word-level distillation (Kim and Rush 2016, section 3.1): a student learns a teacher's words."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +9,12 @@ from jaxtyping import Array, Float, Int
 
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_floats, check_rows
 from jax_transformer.model.transformer import Params
 
+STATIC = {"static": True}
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params"],
-    meta_fields=["config", "weight"],
-)
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Teacher:
     """A trained model that a student learns from: a pytree, whose arrays are `params` alone.
@@ -31,8 +27,8 @@ class Teacher:
     """
 
     params: Params
-    config: TransformerConfig
-    weight: float = 0.5
+    config: TransformerConfig = dataclasses.field(metadata=STATIC)
+    weight: float = dataclasses.field(default=0.5, metadata=STATIC)
 
 
 def check_teacher(teacher: Teacher, config: TransformerConfig) -> None:
@@ -42,9 +38,8 @@ def check_teacher(teacher: Teacher, config: TransformerConfig) -> None:
     for name in ("src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS):
         ours, theirs = getattr(config, name), getattr(teacher.config, name)
         if ours != theirs:
-            raise InputError(
-                f"the teacher has {name}={theirs}, but the student {ours}; they need one tokenizer"
-            )
+            fault = f"the teacher has {name}={theirs}, but the student {ours}"
+            raise InputError(f"{fault}; they need one tokenizer")
 
 
 def distillation_loss(
@@ -53,27 +48,15 @@ def distillation_loss(
     targets: Int[Array | np.ndarray, "batch length"],
     pad_id: int,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the summed cross-entropy of a student against a teacher's distributions.
+    """Return the summed cross-entropy of a student against a teacher, and the number of targets.
 
-    At each target that is not padding: minus the sum over the vocabulary of q * log p, where q is
-    the softmax of the teacher's logits and p that of the student's (Kim and Rush 2016, L_WORD-KD
-    in section 3.1), in at least float32. No gradient goes to the teacher.
-
-    Args:
-        logits: The student's [B, T, V].
-        teacher_logits: The teacher's, for the same inputs [B, T, V].
-        targets: The ids that both predict [B, T].
-        pad_id: The id of targets that do not count.
-
-    Returns:
-        (sum, count), both []: the loss in nats, and the number of targets that are not padding.
+    At each target that is not padding: minus the sum over the vocabulary of q * log p, in nats,
+    where q is the softmax of the teacher's logits [B, T, V] and p that of the student's (Kim and
+    Rush 2016, section 3.1), in at least float32. No gradient goes to the teacher.
 
     Raises:
-        InputError: The logits are no numbers, or the arrays do not belong together.
+        InputError: The logits of both have other shapes.
     """
-    check_floats("logits", logits)
-    check_floats("teacher_logits", teacher_logits)
-    check_rows("targets", targets, logits.shape[0], "logits")
     if logits.shape != teacher_logits.shape:
         raise InputError(f"teacher_logits of shape {teacher_logits.shape} must be {logits.shape}")
     both = logits, jax.lax.stop_gradient(teacher_logits)

@@ -205,17 +205,12 @@ def init_state(
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
 
 
-# Parts of a state that a new run may keep of an earlier one.
+# Parts of a state that a new run may keep of an earlier one, with the numbers of their steps.
 KEPT_STATES = {"moments": optax.ScaleByAdamState, "step": optax.ScaleByScheduleState}
 
 
 def with_kept(state: TrainState, earlier: TrainState, parts: Collection[str]) -> TrainState:
-    """Return the first state of a run with parts of an earlier run's state.
-
-    Args:
-        parts: "moments", Adam's, with the number of their steps; "step", from which the schedule
-            goes on.
-    """
+    """Return the first state of a run with some of `KEPT_STATES` of an earlier run's state."""
     kinds = tuple(KEPT_STATES[part] for part in parts)
 
     def is_kept(node: Any) -> bool:
@@ -352,23 +347,20 @@ def training_execution(
 
 
 def sharded_train_step(
-    mesh: Mesh,
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    teacher: Teacher | None = None,
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig, *teachers: Teacher
 ) -> TrainStep:
     """Return `train_step` for a mesh, compiled; the state handed in is donated.
 
-    With a teacher, which lies on the mesh, it is a third argument of the step.
+    A teacher, which lies on the mesh, is a third argument of the step.
     """
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
     fixed = config, training_config, execution, mesh.abstract_mesh
 
-    def step(state: TrainState, batch: Batch, *teacher: Teacher) -> tuple[TrainState, Metrics]:
-        return _train_step(state, batch, *fixed, *teacher)
+    def step(state: TrainState, batch: Batch, *teachers: Teacher) -> tuple[TrainState, Metrics]:
+        return _train_step(state, batch, *fixed, *teachers)
 
-    places = [jax.tree.map(lambda leaf: leaf.sharding, each) for each in [teacher] if each]
+    places = jax.tree.map(lambda leaf: leaf.sharding, teachers)
     return jax.jit(
         step,
         in_shardings=(state, row_sharding(mesh), *places),

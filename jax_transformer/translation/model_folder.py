@@ -106,10 +106,7 @@ class TrainedModel(NamedTuple):
     def for_text(self, name: str) -> "TrainedModel":
         """Return the model, which `name` calls; refuse one of ids alone."""
         if self.tokenizer is None:
-            raise InputError(
-                f"{name}: is a model of ids alone, without a tokenizer; jax_transformer.load and "
-                "generate take it, or save it with its tokenizer"
-            )
+            raise InputError(f"{name}: is a model of ids alone; save it with a tokenizer for text")
         return self
 
     def generation_config(self, **options: Any) -> GenerationConfig:

@@ -79,7 +79,7 @@ def test_scores_and_p_values_are_those_of_sacrebleus_own_command(files, capsys):
             ["better", "--references=references", "--others", "short"],
             "short: has 1 lines, but the translations 12; line i of one file must belong to",
         ),
-        (["empty", "--references=references"], "empty: has no lines to score"),
+        (["empty", "--references=references"], "empty: has 0 lines, but the translations 0"),
         (
             ["better", "--references=references", "--metricx=folder"],
             "metricx=folder, metricx_version=None: name both of them, or neither",

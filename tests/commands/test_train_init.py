@@ -349,7 +349,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(base, capsys):
     other = train_byte_pair([*WORDS, "x"], vocab_size=16)
     Path("other.json").write_bytes(other.contents["tokenizer.json"])
     line = refusal(capsys, *TEXT, "--teacher=base", "--tokenizer=other.json", "--output=new")
-    assert line.startswith("error: teacher=base has another tokenizer than the run: their sha256")
+    assert line.startswith("error: teacher=base has another tokenizer than the run; leave")
 
 
 def moments_and_steps(folder, step):
