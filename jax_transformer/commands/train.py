@@ -95,7 +95,7 @@ def train(*argv: str) -> None:
             translating = not number_words or arguments.training.select_by != "loss"
             measure = evaluation.measure if translating else None
             others = arguments.tensorboard, mesh, arguments.lost_after, initial.params
-            read = initial.kept, teachers_on(mesh, initial, arguments.teacher_weight)
+            read = initial.kept, teachers_on(mesh, initial, arguments)
             run = loop.Run(output, settings, resumed, stop, measure, *others, *read)
             best = loop.train(run, corpora.training, corpora.validation, console)
         if stop.signal is not None:  # it came after the last step, too late for the loop
@@ -222,10 +222,13 @@ def show_settings(
     console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 
-def teachers_on(mesh: Mesh, initial: InitialModel, weight: float) -> tuple[Teacher, ...]:
+def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tuple[Teacher, ...]:
     """Return the model of --teacher on the devices of a mesh; nothing without one."""
-    placed = [place(model, mesh) for model in [initial.teacher] if model is not None]
-    return tuple(Teacher(model.params, model.config, weight) for model in placed)
+    if (model := initial.teacher) is None:
+        return ()
+    dtype = arguments.training.compute_dtype
+    half = model._replace(params=jax.tree.map(lambda leaf: leaf.astype(dtype), model.params))
+    return (Teacher(place(half, mesh).params, model.config, arguments.teacher_weight),)
 
 
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:

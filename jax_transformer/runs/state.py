@@ -57,9 +57,7 @@ class RunProgress(NamedTuple):
     nonfinite: tuple[Position, ...] = ()  # latest batches in a row, at most MOST_NONFINITE
     skipped: tuple[Position, ...] = ()  # batches that must not be tried
     window: tuple[tuple[Position, Metrics], ...] = ()  # steps that are not reported yet
-    best_score: float | None = (
-        None  # lowest loss in nats a token; BLEU or chrF with its sign reversed
-    )
+    best_score: float | None = None  # lowest loss in nats a token; minus the best BLEU or chrF
     best_step: int | None = None
     evaluations_since_best: int = 0
 

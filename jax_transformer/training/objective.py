@@ -50,7 +50,7 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    hidden = _decoded(of_body, body, batch, execution, dropout_key)
+    hidden = _forward(of_body, body, batch, execution, dropout_key)
 
     def loss(
         head: Params,
@@ -71,7 +71,7 @@ def batch_loss(
     head = _head(params, config)
     if teacher is not None:  # whose logits have all of the length
         check_teacher(teacher, config)
-        logits = _decoded(teacher.params, teacher.config, batch, execution)
+        logits = _forward(teacher.params, teacher.config, batch, execution)
         total = loss(head, hidden, targets, logits)
     elif parts > 1 and divides_rows_alone(len(targets)):
         total = _sum_of_parts(loss, parts, head, hidden, targets)
@@ -80,7 +80,7 @@ def batch_loss(
     return total, jnp.sum(targets != config.pad_id)
 
 
-def _decoded(
+def _forward(
     params: Params,
     config: TransformerConfig,
     batch: Batch,

@@ -1,7 +1,6 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,13 +47,12 @@ def make_train_step(
         state = optimizer.init(params)
         params, state, loss = step(params, state, batch, dropout_key)
 
-    The step takes the parameters, the optimizer's state, a `Batch`, a random key for dropout
-    (None: no dropout) and a `Teacher` (None: the targets alone). It returns the new parameters,
-    the new state and the loss before the step: the summed `cross_entropy` divided once by the
-    number of target tokens without padding, as torch's `CrossEntropyLoss(ignore_index=pad_id)`;
-    with a teacher, the weighted mean of that and of `distillation_loss`. If the loss is not finite,
-    every trained parameter becomes NaN; with `with_guard`, nothing changes. On a mesh, call the
-    step under `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
+    The step takes the parameters, the optimizer's state, a `Batch`, and perhaps a random key for
+    dropout and a `Teacher`. It returns the new parameters, the new state and the loss before the
+    step: the summed `cross_entropy`, or its weighted mean with `distillation_loss`, divided once by
+    the number of targets that are not padding. If it is not finite, every trained parameter becomes
+    NaN; with `with_guard`, nothing changes. On a mesh, call the step under `jax.set_mesh(mesh)`,
+    with the parameters placed by `parameter_shardings`.
 
     Args:
         config: The shape of the model.
@@ -62,8 +60,7 @@ def make_train_step(
             `parameter_ema` averages the parameters and `with_guard` rejects steps. To accumulate
             gradients, set `num_microbatches`. `optax.MultiSteps` averages the mean gradients of its
             batches: it gives the tokens of a batch with fewer tokens more weight.
-        execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
-            keeps parameters, gradients and the optimizer's state in float32.
+        execution: How the model is executed, for example `Execution(compute_dtype="bfloat16")`.
         label_smoothing: From 0 to below 1 (section 5.4).
         num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory.
             The step is that of the whole batch, except that each part drops its own elements.
@@ -92,9 +89,6 @@ def make_train_step(
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """Return the parameters and the optimizer's state after a step, and the loss before it."""
         check_batch(batch)
-        if teacher is not None:
-            rounded = _in_dtype(teacher.params, teacher.config, gradient_dtype)
-            teacher = dataclasses.replace(teacher, params=rounded)
         count = jnp.maximum(jnp.sum(batch.tgt_out != config.pad_id), 1)  # of padding alone: loss 0
 
         def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
