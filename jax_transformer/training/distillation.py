@@ -22,8 +22,7 @@ class Teacher:
     Attributes:
         params: The teacher's parameters, which no step changes.
         config: The shape of the teacher; the vocabularies and special ids are the student's.
-        weight: Share of the distillation in the loss, above 0 and at most 1. The cross-entropy of
-            the targets has the rest.
+        weight: Share of `distillation_loss`, above 0 and at most 1; `cross_entropy` has the rest.
     """
 
     params: Params

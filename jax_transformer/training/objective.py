@@ -52,16 +52,17 @@ def batch_loss(
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
     hidden = _forward(of_body, body, batch, execution, dropout_key)
 
+    if teacher is not None:
+        check_teacher(teacher, config)
+        teacher_logits = _forward(teacher.params, teacher.config, batch, execution)
+
     def loss(
-        head: Params,
-        hidden: Float[Array, "rows part D"],
-        targets: Int[Array, "rows part"],
-        teacher_logits: Float[Array, "rows part V"] | None = None,
+        head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
     ) -> Float[Array, ""]:
         model = Transformer(config, execution)
         logits = model.apply({"params": head}, hidden, method="project")
         total = cross_entropy(logits, targets, config.pad_id, label_smoothing)[0]
-        if teacher_logits is None:
+        if teacher is None:
             return total
         distilled = distillation_loss(logits, teacher_logits, targets, config.pad_id)[0]
         return (1 - teacher.weight) * total + teacher.weight * distilled
@@ -69,11 +70,8 @@ def batch_loss(
     targets = jnp.asarray(batch.tgt_out)
     parts = min(execution.loss_parts, targets.shape[1])
     head = _head(params, config)
-    if teacher is not None:  # whose logits have all of the length
-        check_teacher(teacher, config)
-        logits = _forward(teacher.params, teacher.config, batch, execution)
-        total = loss(head, hidden, targets, logits)
-    elif parts > 1 and divides_rows_alone(len(targets)):
+    # The logits of a teacher have all of the length.
+    if teacher is None and parts > 1 and divides_rows_alone(len(targets)):
         total = _sum_of_parts(loss, parts, head, hidden, targets)
     else:
         total = loss(head, hidden, targets)

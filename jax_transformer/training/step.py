@@ -370,12 +370,10 @@ def sharded_evaluation_step(
     """Return `evaluation_step` for a mesh, compiled."""
     device = mesh.devices.flat[0]
     execution = execution_on(device, training_config.compute_dtype, config.head_dim, dropped=False)
-    step = partial(
-        evaluation_step,
-        config=config,
-        training_config=training_config,
-        execution=execution,
-        mesh=mesh.abstract_mesh,
-    )
+    fixed = config, training_config, execution, mesh.abstract_mesh
+
+    def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        return evaluation_step(params, batch, *fixed)
+
     params = state_shardings(mesh, config, training_config).params
     return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))
