@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks.huggingface_models import FAMILIES, build
 from benchmarks.systems import processor, read_lines
 from jax_transformer.convert.huggingface import read_config
+from jax_transformer.evaluation.scores import exact_match
 from jax_transformer.text.number_words import corpus
-from jax_transformer.translation.scores import exact_match
 
 PIECES = 60  # of a language
 BATCH = 50  # lines of a batch of transformers

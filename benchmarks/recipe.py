@@ -15,11 +15,11 @@ from rich.table import Table
 
 from benchmarks.huggingface import run, translate_here
 from benchmarks.systems import processor, read_lines
+from jax_transformer.evaluation.scores import bleu
 from jax_transformer.runs.checkpoints import steps_in
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.text import number_words
-from jax_transformer.translation.scores import bleu
 
 
 @dataclasses.dataclass

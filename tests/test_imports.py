@@ -25,6 +25,7 @@ ROOMS = (
     ("adapters",),
     ("training",),
     ("translation",),
+    ("evaluation",),
     ("export", "runs"),
     ("parity",),
     ("porting",),

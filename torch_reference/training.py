@@ -31,6 +31,22 @@ def cross_entropy(
     return total, (targets != pad_id).sum()
 
 
+def distillation_loss(
+    logits: Float[Tensor, "B L V"],
+    teacher_logits: Float[Tensor, "B L V"],
+    targets: Int[Tensor, "B L"],
+    pad_id: int,
+) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """Return the summed cross-entropy against a teacher's distributions (Kim and Rush 2016, 3.1).
+
+    It is summed over the targets that are not padding; their number is the second result.
+    """
+    teacher = teacher_logits.detach().softmax(-1)
+    losses = -(teacher * logits.log_softmax(-1)).sum(-1)
+    counted = targets != pad_id
+    return losses[counted].sum(), counted.sum()
+
+
 def learning_rate(config: TransformerConfig, training_config: Any, steps_made: int) -> float:
     """Return factor * d_model**-0.5 * min(step**-0.5, step * warmup_steps**-1.5) (section 5.3)."""
     step = steps_made + 1
@@ -66,11 +82,15 @@ def train_step(
     steps_made: int,
     batch: tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], Int[Tensor, "B L"]],
     training_config: Any,
+    teacher: Transformer | None = None,
+    teacher_weight: float = 0.5,
 ) -> float:
     """Make one step in place; return the loss before it, in nats a target token.
 
     Args:
         batch: Source ids, target ids that begin with BOS, target ids that end with EOS.
+        teacher: A model to learn from; None learns from the targets alone.
+        teacher_weight: Share of `distillation_loss` in the loss; the cross-entropy has the rest.
     """
     config = model.config
     count = max(int((batch[2] != config.pad_id).sum()), 1)
@@ -80,6 +100,11 @@ def train_step(
     for src, tgt_in, tgt_out in zip(*microbatches, strict=True):
         logits = model(src, tgt_in)
         total, _ = cross_entropy(logits, tgt_out, config.pad_id, training_config.label_smoothing)
+        if teacher is not None:
+            with torch.no_grad():
+                teacher_logits = teacher(src, tgt_in)
+            distilled, _ = distillation_loss(logits, teacher_logits, tgt_out, config.pad_id)
+            total = (1 - teacher_weight) * total + teacher_weight * distilled
         (total / count).backward()
         loss += total.item() / count
     if training_config.clip_norm is not None:

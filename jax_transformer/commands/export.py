@@ -69,7 +69,8 @@ def export(arguments: Arguments) -> None:
         proven = export_torch(_merged(model, arguments.adapter), output, origin)
         print(f"{output} written: {proven}")
         return
-    model = _merged(load(folder, **languages), arguments.adapter)
+    model = load(folder, **languages).for_text(str(folder))
+    model = _merged(model, arguments.adapter)
     if to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train a model on parallel text, or on the embedded number words",
     "prepare": "encode the text of a training once, before the training",
     "translate": "translate the lines of a file or of standard input",
+    "evaluate": "score translations: BLEU, chrF, exact match, MetricX",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
     "export": "write a model for programs that know nothing of this library",
@@ -30,7 +31,6 @@ COMMANDS = {
 }
 NO_COMMANDS = {  # that people look for
     "serve": "copy docs/examples/serve.py, or that for Ray, which docs/serving.md shows",
-    "evaluate": "translate the sources and give the result to sacrebleu, as docs/training.md shows",
 }
 LONGEST_ARGUMENT = 1024  # characters
 PARSES_ITSELF = ("train", "prepare")  # which read a --config file first

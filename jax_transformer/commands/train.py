@@ -25,8 +25,10 @@ from jax_transformer.commands.train_arguments import (
     kept_arguments,
     named_settings,
     new_arguments,
+    with_teacher,
 )
 from jax_transformer.errors import InputError, check_installed
+from jax_transformer.evaluation import scores
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
@@ -44,11 +46,12 @@ from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
 from jax_transformer.training.config import TrainingConfig
+from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
-from jax_transformer.translation import scores
 from jax_transformer.translation.model_folder import TrainedModel, model_digest
+from jax_transformer.translation.translate import place
 
 # Settings of the training that are shown at the start, even where they are the usual ones.
 SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
@@ -88,11 +91,12 @@ def train(*argv: str) -> None:
                 if not resumed:
                     loop.discard_run(output)  # the checkpoints of one that is overwritten
                 replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-            # The number words are translated at the end only, unless BLEU selects.
-            translating = not number_words or arguments.training.select_by == "bleu"
+            # The number words are translated at the end only, unless their score selects.
+            translating = not number_words or arguments.training.select_by != "loss"
             measure = evaluation.measure if translating else None
             others = arguments.tensorboard, mesh, arguments.lost_after, initial.params
-            run = loop.Run(output, settings, resumed, stop, measure, *others)
+            read = initial.kept, teachers_on(mesh, initial, arguments)
+            run = loop.Run(output, settings, resumed, stop, measure, *others, *read)
             best = loop.train(run, corpora.training, corpora.validation, console)
         if stop.signal is not None:  # it came after the last step, too late for the loop
             saved = f"the run in {output} is saved, and its model is not written; resume writes it"
@@ -138,6 +142,7 @@ def _checked_arguments(
         console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
         kept = {"generation": settings.generation, "origin": settings.origin}
         initial = InitialModel(settings.tokenizer, settings.config, **kept)
+        initial = with_teacher(initial, arguments)
     check_values(arguments, initial)
     return arguments, initial, resumed
 
@@ -223,6 +228,15 @@ def show_settings(
     console.print(f"{trained:,} of {whole:,} parameters are trained{parts}")
 
 
+def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tuple[Teacher, ...]:
+    """Return the model of --teacher on the devices of a mesh; nothing without one."""
+    if (model := initial.teacher) is None:
+        return ()
+    dtype = arguments.training.compute_dtype
+    half = model._replace(params=jax.tree.map(lambda leaf: leaf.astype(dtype), model.params))
+    return (Teacher(place(half, mesh).params, model.config, arguments.teacher_weight),)
+
+
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:
     """Return by name what all processes of a run must have in common."""
     shared = {"library": distributed.library_digest(), "jax": jax.__version__}
@@ -232,6 +246,8 @@ def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict
     if initial.params is not None:
         parts = initial.config, initial.params, initial.tokenizer, initial.generation
         shared["initial model"] = model_digest(TrainedModel(*parts))
+    if initial.teacher is not None:
+        shared["teacher"] = model_digest(initial.teacher)
     return {name: str(value) for name, value in shared.items()}
 
 

@@ -13,6 +13,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import check_mapping, checked_fields, declarations
 from jax_transformer.convert.origin import Origin
 from jax_transformer.errors import InputError
+from jax_transformer.runs.checkpoints import CheckpointFolder, read_step, steps_in
 from jax_transformer.runs.corpora import Files, TextSettings
 from jax_transformer.runs.model_settings import (
     DECIDED,
@@ -21,15 +22,18 @@ from jax_transformer.runs.model_settings import (
     preset_fields,
     read_initial_model,
     read_tokenizer,
+    trained_model,
     undecided_fields,
 )
 from jax_transformer.runs.state import RunSettings, check_equal
+from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading
 from jax_transformer.text.store import default_store
 from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
+from jax_transformer.translation.model_folder import TrainedModel
 
 # Arguments that hold for one start of the program, and are not written to settings.yaml; and those
 # that may differ when a run is resumed.
@@ -37,6 +41,7 @@ OF_ONE_START = ("config", "overwrite", "resume", "coordinator", "num_processes",
 NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", "training", "model"}
 KEPT_WHEN_RESUMED = ("preset", "vocab_size", "byte_fallback", "valid_pairs", "init", "tokenizer")
 KEPT_WHEN_RESUMED += ("target_tokenizer", "weights", "longest_side", "max_ratio", "drop_duplicates")
+KEPT_WHEN_RESUMED += ("teacher", "teacher_weight", "init_keeps")
 KEPT_WHEN_RESUMED += ("tokenizer_pairs", "tsv_columns", "bad_lines", "source_lang", "target_lang")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
@@ -103,6 +108,12 @@ class Arguments:
         init: Model to start from: the folder of a model of this library or of Hugging Face. The run
             keeps its tokenizer, its config and its generation defaults; only the dropout rates may
             be others.
+        init_keeps: What to keep of the last checkpoint of the run in --init beside its parameters:
+            Adam's "moments", the "step" at which the schedule goes on, or both. Everything else may
+            be another: learning rate, batches, text.
+        teacher: Trained model to learn from, word by word (Kim and Rush 2016), for example a larger
+            one: the folder of a model of this library or of Hugging Face. Its tokenizer is used.
+        teacher_weight: Share of the teacher in the loss; the targets have the rest.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
         target_lang: Code of the language of the targets; by default the one that the folder names.
@@ -151,6 +162,9 @@ class Arguments:
     tokenizer: Path | None = None
     target_tokenizer: Path | None = None
     init: Path | None = None
+    init_keeps: tuple[Literal["moments", "step"], ...] = ()
+    teacher: Path | None = None
+    teacher_weight: Annotated[float, Meta(gt=0, le=1)] = 0.5
     ignore_generation_config: bool = False
     source_lang: str | None = None
     target_lang: str | None = None
@@ -219,6 +233,8 @@ class InitialModel(NamedTuple):
     generation: Mapping[str, Any] | None = None
     origin: Origin | None = None
     report: tuple[str, ...] = ()
+    teacher: TrainedModel | None = None  # float32 and on the host
+    kept: CheckpointFolder | None = None  # of --init, where --init-keeps names parts of it
 
 
 NO_MODEL = InitialModel()
@@ -242,17 +258,49 @@ def initial_model(arguments: Arguments) -> InitialModel:
             f"source_lang={languages[0]!r} and target_lang={languages[1]!r} need a model or a "
             "tokenizer that has language codes: name it by --init or --tokenizer"
         )
+    kept = last_checkpoint(arguments) if arguments.init_keeps else None
     if arguments.init is None:
         return InitialModel(tokenizer)
-    (config, params, model_tokenizer, generation), origin, report = read_initial_model(
-        arguments.init, arguments.ignore_generation_config, *languages
-    )
+    if kept is None:
+        options = arguments.ignore_generation_config, *languages
+        model, origin, report = read_initial_model(arguments.init, *options)
+    else:
+        model = trained_model(kept.settings, kept.read().state.params)
+        origin, report = kept.settings.origin, ()
+    config, params, model_tokenizer, generation = model
     if tokenizer is not None and tokenizer.digest() != model_tokenizer.digest():
         raise InputError(
             f"tokenizer={source} is not the tokenizer of the model in {arguments.init}: their "
             f"sha256 are {tokenizer.digest()} and {model_tokenizer.digest()}; leave tokenizer out"
         )
-    return InitialModel(model_tokenizer, config, params, generation, origin, report)
+    return InitialModel(model_tokenizer, config, params, generation, origin, report, kept=kept)
+
+
+def last_checkpoint(arguments: Arguments) -> CheckpointFolder:
+    """Return the last checkpoint of the run in --init, of which --init-keeps names parts."""
+    keeps, folder, training = arguments.init_keeps, arguments.init, arguments.training
+    named = f"init_keeps={' '.join(keeps)}"
+    if folder is None or not (steps := steps_in(folder / CHECKPOINTS)):
+        raise InputError(f"{named}: init={folder} is no run with checkpoints; name one by --init")
+    saved = read_step(folder / CHECKPOINTS, steps[-1])
+    if "moments" in keeps and training.freeze != saved.settings.training_config.freeze:
+        raise InputError(f"{named}: the moments are of another freeze than {training.freeze}")
+    if "step" in keeps and training.steps <= steps[-1]:
+        raise InputError(f"{named}: steps={training.steps} must be above its step {steps[-1]:,}")
+    return saved
+
+
+def with_teacher(initial: InitialModel, arguments: Arguments) -> InitialModel:
+    """Return what a run starts from with the model of --teacher, whose tokenizer it has."""
+    if arguments.teacher is None:
+        return initial
+    options = arguments.ignore_generation_config, arguments.source_lang, arguments.target_lang
+    teacher, *_ = read_initial_model(arguments.teacher, *options)
+    tokenizer = initial.tokenizer or teacher.tokenizer
+    if tokenizer.digest() != teacher.tokenizer.digest():
+        fault = f"teacher={arguments.teacher} has another tokenizer than the run"
+        raise InputError(f"{fault}; leave out the arguments that name the run's, or the teacher")
+    return initial._replace(tokenizer=tokenizer, teacher=teacher)
 
 
 class NamedSettings(NamedTuple):
@@ -285,7 +333,7 @@ class NamedSettings(NamedTuple):
 
 def new_arguments(named: NamedSettings) -> tuple[Arguments, InitialModel]:
     """Return the arguments of a new run, and what it starts from, which they do not contradict."""
-    initial = initial_model(named.arguments())
+    initial = with_teacher(initial_model(named.arguments()), named.arguments())
     arguments = named.arguments(initial)
     if initial.config is not None:
         check_same_model(arguments.model, arguments.preset, initial.config, str(arguments.init))

@@ -107,7 +107,7 @@ def translate(arguments: Arguments) -> None:
         folder, ignored = local_folder(arguments.model), arguments.ignore_generation_config
         languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
         model = load(folder, ignore_generation_config=ignored, **languages)
-        model = model.with_max_length(arguments.max_length, str(folder))
+        model = model.for_text(str(folder)).with_max_length(arguments.max_length, str(folder))
         model = model.with_adapter(arguments.adapter)
         options = vars(arguments.lines) | arguments.search
         search = text_search([model], mesh, seed=arguments.seed, **options)

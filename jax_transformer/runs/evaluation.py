@@ -11,6 +11,7 @@ from rich.console import Console
 
 from jax_transformer.adapters import lora, write_adapter
 from jax_transformer.errors import InputError
+from jax_transformer.evaluation import scores
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
@@ -21,7 +22,7 @@ from jax_transformer.storage.folder import ADAPTER, MODEL
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.translation import alignment_plot, model_folder, scores
+from jax_transformer.translation import alignment_plot, model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import translate
 
@@ -50,7 +51,7 @@ class Evaluation:
     measured: tuple[int | None, list[str]] = (None, [])  # the last step, and its translations
 
     def measure(self, step: int, params: Params) -> dict[str, float]:
-        """Show scores and translations of the parameters; return the BLEU for the log."""
+        """Show scores and translations of the parameters; return BLEU and chrF for the log."""
         # Each of several processes translates by itself: it cannot use the devices of the others.
         alone = jax.process_count() == 1
         mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
@@ -59,16 +60,17 @@ class Evaluation:
         translations = [best.text for best, *_ in hypotheses]
         self.measured = step, translations
         bleu = scores.bleu(translations, self.text.targets, self.tokenization)
+        chrf = scores.chrf(translations, self.text.targets)
         if self.exact:
             share = scores.exact_match(translations, self.text.targets)
             count = len(translations)
             self.console.print(f"exact match on {count:,} held-out numbers: {share:.2%}")
         else:
             self.console.print(bleu.report)
-            self.console.print(scores.chrf(translations, self.text.targets).report)
+            self.console.print(chrf.report)
         if self.console.is_terminal:  # a log has them once, at the end
             self._show_samples()
-        return {"validation_bleu": bleu.value}
+        return {"validation_bleu": bleu.value, "validation_chrf": chrf.value}
 
     def finish(self, output: Path, best: Best) -> None:
         """Write the best model, draw the pictures, and show its translations if not shown last."""

@@ -41,12 +41,14 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
 from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.step import (
     EvaluationStep,
     TrainStep,
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
+    with_kept,
 )
 
 NONFINITE_FILE = "nonfinite_batches.json"
@@ -58,7 +60,7 @@ class Run:
     """A training run and where it is kept; it may be resumed on another mesh.
 
     At each evaluation `measure` gets the step and the parameters, and returns values by name for
-    the log beside the loss: "validation_bleu" if that selects the best.
+    the log beside the loss: "validation_bleu" or "validation_chrf" if that selects the best.
     """
 
     directory: Path
@@ -70,6 +72,8 @@ class Run:
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120  # seconds without a step after which several processes end
     params: Params | None = None  # of a new run, float32 and on the host; None draws them
+    kept: CheckpointFolder | None = None  # of another run; `settings.arguments` say what of it
+    teachers: tuple[Teacher, ...] = ()  # that the steps learn from, on the mesh: one, or none
 
 
 class Best(NamedTuple):
@@ -105,13 +109,14 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     count = len(layout.shapes)
     console.print(f"compiling the training step for {count} batch shape{'s' * (count > 1)}")
     with run.stop.during("the compilation and one step"):
-        step, steps = sharded_train_step(run.mesh, run.settings.config, training_config), {}
+        settings = run.settings.config, training_config
+        step, steps = sharded_train_step(run.mesh, *settings, *run.teachers), {}
         for rows, length in layout.shapes:
             shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
             ids = jax.ShapeDtypeStruct(shape, jnp.int32)
             segments = None if training_config.batching == "buckets" else ids
             batch = Batch(ids, ids, ids, segments, segments)
-            steps[shape] = step.lower(start.state, batch).compile()
+            steps[shape] = step.lower(start.state, batch, *run.teachers).compile()
     console.print(f"compiled in {time.monotonic() - started:.1f} s")
     with _open_outputs(run, start.progress, validation, console) as outputs:
         outputs.checkpoints.save(start)
@@ -145,7 +150,7 @@ def _train_steps(
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
         if patience is not None and since_best >= patience:
             break
-        state, metrics = steps[batch.src.shape](checkpoint.state, batch)
+        state, metrics = steps[batch.src.shape](checkpoint.state, batch, *run.teachers)
         progress = checkpoint.progress.after_step(position, metrics)
         checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
 
@@ -199,8 +204,9 @@ def _evaluate(
     outputs.log.write(progress.step, validation_loss=loss, **measured)
     if not math.isfinite(loss):
         return checkpoint, loss
-    by_bleu = run.settings.training_config.select_by == "bleu"
-    progress = progress.after_evaluation(-measured["validation_bleu"] if by_bleu else loss)
+    by = run.settings.training_config.select_by
+    score = loss if by == "loss" else -measured[f"validation_{by}"]
+    progress = progress.after_evaluation(score)
     if progress.best_step == progress.step:
         # A copy, because the next step reuses the memory of these arrays.
         best_params = jax.tree.map(jnp.copy, state.eval_params)
@@ -242,7 +248,10 @@ def _start(run: Run) -> RunCheckpoint:
         if steps_in(run.directory / CHECKPOINTS):
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
         state = sharded_init_state(run.mesh, config, training_config, run.params)
-        return RunCheckpoint(RunProgress(), state, None)
+        if run.kept is not None:
+            parts = run.settings.arguments["init_keeps"]
+            state = with_kept(state, run.kept.read(run.mesh).state, parts)
+        return RunCheckpoint(RunProgress(int(state.step)), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
     progress, state, best_params = run.resumed.read(run.mesh)
@@ -262,7 +271,7 @@ def _open_outputs(
     def validation_loss(params: Params) -> float:
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
-    logged = progress.step - len(progress.window)
+    logged = 0 if run.resumed is None else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None

@@ -135,7 +135,7 @@ def read_initial_model(
             ignore_generation_config=ignore_generation_config,
             source_lang=source_lang,
             target_lang=target_lang,
-        )
+        ).for_text(str(folder))
     except ConversionError as error:
         fault = error.report.faults[0]
         raise InputError(

@@ -25,7 +25,7 @@ MOST_NONFINITE = 10
 MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
 MAY_CHANGE += ("keep_checkpoints",)
 KEPT = "; a resumed run keeps it"  # follows what differs, in the message about a setting
-OTHERWISE = "; for another, start a new run, which --init begins from this one's model"
+OTHERWISE = "; for another, start a new run from this one, by --init and --init-keeps"
 
 
 class RunSettings(NamedTuple):
@@ -57,7 +57,7 @@ class RunProgress(NamedTuple):
     nonfinite: tuple[Position, ...] = ()  # latest batches in a row, at most MOST_NONFINITE
     skipped: tuple[Position, ...] = ()  # batches that must not be tried
     window: tuple[tuple[Position, Metrics], ...] = ()  # steps that are not reported yet
-    best_score: float | None = None  # lowest loss in nats a token, or BLEU with its sign reversed
+    best_score: float | None = None  # lowest loss in nats a token; minus the best BLEU or chrF
     best_step: int | None = None
     evaluations_since_best: int = 0
 

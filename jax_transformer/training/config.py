@@ -17,7 +17,7 @@ Share = Annotated[float, Meta(ge=0, lt=1)]
 Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Criterion = Literal["loss", "bleu"]
+Criterion = Literal["loss", "bleu", "chrf"]
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -72,8 +72,8 @@ class TrainingConfig:
         pack_length: With "packed", the batch length of source and target.
         evaluation_interval: Steps between two evaluations of the validation loss; each writes a
             checkpoint of the run.
-        select_by: What selects the best evaluation: the validation loss, or the BLEU of the
-            validation text, translated greedily.
+        select_by: What selects the best evaluation: the validation loss, or the BLEU or chrF of
+            the validation text, translated greedily.
         patience: End the run after so many evaluations without a better one. Without it, never.
         keep_checkpoints: Number of run checkpoints to keep, the newest ones.
         bpe_dropout: Probability of dropping a merge of the byte-pair encoding, drawn anew in each

@@ -29,6 +29,7 @@ from jax_transformer.model.transformer import Params, Transformer, decode, encod
 from jax_transformer.runtime.sharding import divides_rows_alone, map_own_rows
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import Share
+from jax_transformer.training.distillation import Teacher, check_teacher, distillation_loss
 
 
 def batch_loss(
@@ -38,37 +39,62 @@ def batch_loss(
     label_smoothing: float,
     dropout_key: PRNGKeyArray | None = None,
     execution: Execution = DEFAULT_EXECUTION,
+    teacher: Teacher | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the summed cross-entropy of a checked batch and its number of target tokens."""
+    """Return the summed objective of a checked batch and its number of target tokens.
+
+    It is the cross-entropy of the targets; with a teacher, the weighted mean of that and of
+    `distillation_loss`.
+    """
     body = dataclasses.replace(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    masks = batch_masks(batch, config)
-    options = {"dropout_key": dropout_key, "execution": execution}
-    memory = encode(
-        of_body, body, batch.src, masks.src_mask, src_positions=masks.src_positions, **options
-    )
-    attending = memory, masks.tgt_mask, masks.memory_mask
-    hidden = decode(
-        of_body, body, batch.tgt_in, *attending, tgt_positions=masks.tgt_positions, **options
-    )
+    hidden = _forward(of_body, body, batch, execution, dropout_key)
+
+    if teacher is not None:
+        check_teacher(teacher, config)
+        teacher_logits = _forward(teacher.params, teacher.config, batch, execution)
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
     ) -> Float[Array, ""]:
         model = Transformer(config, execution)
         logits = model.apply({"params": head}, hidden, method="project")
-        return cross_entropy(logits, targets, config.pad_id, label_smoothing)[0]
+        total = cross_entropy(logits, targets, config.pad_id, label_smoothing)[0]
+        if teacher is None:
+            return total
+        distilled = distillation_loss(logits, teacher_logits, targets, config.pad_id)[0]
+        return (1 - teacher.weight) * total + teacher.weight * distilled
 
     targets = jnp.asarray(batch.tgt_out)
     parts = min(execution.loss_parts, targets.shape[1])
     head = _head(params, config)
-    if parts > 1 and divides_rows_alone(len(targets)):
+    # The logits of a teacher have all of the length.
+    if teacher is None and parts > 1 and divides_rows_alone(len(targets)):
         total = _sum_of_parts(loss, parts, head, hidden, targets)
     else:
         total = loss(head, hidden, targets)
     return total, jnp.sum(targets != config.pad_id)
+
+
+def _forward(
+    params: Params,
+    config: TransformerConfig,
+    batch: Batch,
+    execution: Execution,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "rows length out"]:
+    """Return what the model makes of a batch: logits, or hidden states where it projects none."""
+    masks = batch_masks(batch, config)
+    options = {"dropout_key": dropout_key, "execution": execution}
+    memory = encode(
+        params, config, batch.src, masks.src_mask, src_positions=masks.src_positions, **options
+    )
+    attending = memory, masks.tgt_mask, masks.memory_mask
+    return decode(
+        params, config, batch.tgt_in, *attending, tgt_positions=masks.tgt_positions, **options
+    )
 
 
 def check_batch(batch: Batch) -> None:

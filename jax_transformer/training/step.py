@@ -1,7 +1,7 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from jax_transformer.model.tree import parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
+from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import batch_loss, check_batch
 from jax_transformer.training.optimizer import GuardState, learning_rate_schedule, run_optimizer
@@ -47,14 +48,14 @@ def make_train_step(
         state = optimizer.init(params)
         params, state, loss = step(params, state, batch, dropout_key)
 
-    The step takes the parameters, the optimizer's state, a `Batch` and a random key for dropout
-    (None: no dropout). It returns the new parameters, the new state and the loss before the step:
-    the summed `cross_entropy` divided once by the number of target tokens without padding, as
-    torch's `CrossEntropyLoss(ignore_index=pad_id)`. If it is not finite, every trained parameter
-    becomes NaN; with `with_guard`, nothing changes. Of parameters with an adapter (`lora.attach`),
-    the step trains its factors alone, and the state is `optimizer.init(trainable(params, ()))`,
-    where `trainable` is that of `training.freeze`. On a mesh, call the step under
-    `jax.set_mesh(mesh)`, with the parameters placed by `parameter_shardings`.
+    The step takes the parameters, the optimizer's state, a `Batch`, and perhaps a random key for
+    dropout and a `Teacher`. It returns the new parameters, the new state and the loss before the
+    step: the summed `cross_entropy`, or its weighted mean with `distillation_loss`, divided once by
+    the number of targets that are not padding. If it is not finite, every trained parameter becomes
+    NaN; with `with_guard`, nothing changes. Of parameters with an adapter (`lora.attach`), the step
+    trains its factors alone, and the state is `optimizer.init(trainable(params, ()))`, where
+    `trainable` is that of `training.freeze`. On a mesh, call the step under `jax.set_mesh(mesh)`,
+    with the parameters placed by `parameter_shardings`.
 
     Args:
         config: The shape of the model.
@@ -62,8 +63,7 @@ def make_train_step(
             `parameter_ema` averages the parameters and `with_guard` rejects steps. To accumulate
             gradients, set `num_microbatches`. `optax.MultiSteps` averages the mean gradients of its
             batches: it gives the tokens of a batch with fewer tokens more weight.
-        execution: How the model is executed; `compute_dtype="bfloat16"` computes in bfloat16 and
-            keeps parameters, gradients and the optimizer's state in float32.
+        execution: How the model is executed, for example `Execution(compute_dtype="bfloat16")`.
         label_smoothing: From 0 to below 1 (section 5.4).
         num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory.
             The step is that of the whole batch, except that each part drops its own elements.
@@ -88,6 +88,7 @@ def make_train_step(
         optimizer_state: optax.OptState,
         batch: Batch,
         dropout_key: PRNGKeyArray | None = None,
+        teacher: Teacher | None = None,
     ) -> tuple[Params, optax.OptState, Float[Array, ""]]:
         """Return the parameters and the optimizer's state after a step, and the loss before it."""
         check_batch(batch)
@@ -95,7 +96,7 @@ def make_train_step(
 
         def share(trained: Params, part: Batch, key: PRNGKeyArray | None) -> Float[Array, ""]:
             whole = _in_dtype(merged(params, trained), config, gradient_dtype)
-            return batch_loss(whole, part, config, smoothing, key, execution)[0] / count
+            return batch_loss(whole, part, config, smoothing, key, execution, teacher)[0] / count
 
         differentiate = jax.value_and_grad(share)
         trained = trainable(params, patterns)
@@ -204,7 +205,27 @@ def init_state(
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+# Parts of a state that a new run may keep of an earlier one, with the numbers of their steps.
+KEPT_STATES = {"moments": optax.ScaleByAdamState, "step": optax.ScaleByScheduleState}
+
+
+def with_kept(state: TrainState, earlier: TrainState, parts: Collection[str]) -> TrainState:
+    """Return the first state of a run with some of `KEPT_STATES` of an earlier run's state."""
+    kinds = tuple(KEPT_STATES[part] for part in parts)
+
+    def is_kept(node: Any) -> bool:
+        return isinstance(node, kinds)
+
+    nodes = jax.tree.leaves(earlier.optimizer_state, is_leaf=is_kept)
+    kept = {type(node): node for node in nodes if is_kept(node)}
+    optimizer_state = jax.tree.map(
+        lambda node: kept.get(type(node), node), state.optimizer_state, is_leaf=is_kept
+    )
+    step = earlier.step if "step" in parts else state.step
+    return state._replace(optimizer_state=optimizer_state, step=step)
+
+
+TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state, a batch, perhaps a teacher
 EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""]]]
 
 STATIC = ("config", "training_config", "execution", "mesh")  # each new value is a compilation
@@ -217,6 +238,7 @@ def _train_step(
     training_config: TrainingConfig,
     execution: Execution | None = None,
     mesh: AbstractMesh | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Return the state of a run after one step on a batch, and the step's metrics.
 
@@ -226,6 +248,7 @@ def _train_step(
     Args:
         execution: As `training_execution` returns it; None is that of a CPU.
         mesh: The mesh that the rows and the parameters are split over; None is one device.
+        teacher: A model to learn from; None learns from the targets alone.
 
     Raises:
         InputError: As `make_train_step`.
@@ -244,7 +267,7 @@ def _train_step(
     dropout_key = jax.random.fold_in(state.key, state.step)
     with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
         params, optimizer_state, loss = step(
-            state.params, state.optimizer_state, batch, dropout_key
+            state.params, state.optimizer_state, batch, dropout_key, teacher
         )
     finite, spike = optimizer_state.finite, optimizer_state.spike
     learning_rate = learning_rate_schedule(config, training_config)(state.step)
@@ -326,21 +349,23 @@ def training_execution(
 
 
 def sharded_train_step(
-    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig, *teachers: Teacher
 ) -> TrainStep:
-    """Return `train_step` for a mesh, compiled; the state handed in is donated."""
+    """Return `train_step` for a mesh, compiled; the state handed in is donated.
+
+    A teacher, which lies on the mesh, is a third argument of the step.
+    """
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
-    step = partial(
-        _train_step,
-        config=config,
-        training_config=training_config,
-        execution=execution,
-        mesh=mesh.abstract_mesh,
-    )
+    fixed = config, training_config, execution, mesh.abstract_mesh
+
+    def step(state: TrainState, batch: Batch, *teachers: Teacher) -> tuple[TrainState, Metrics]:
+        return _train_step(state, batch, *fixed, *teachers)
+
+    places = jax.tree.map(lambda leaf: leaf.sharding, teachers)
     return jax.jit(
         step,
-        in_shardings=(state, row_sharding(mesh)),
+        in_shardings=(state, row_sharding(mesh), *places),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
@@ -354,12 +379,10 @@ def sharded_evaluation_step(
     device, capped = mesh.devices.flat[0], config.attention_softcap is not None
     dtype = training_config.compute_dtype
     execution = execution_on(device, dtype, config.head_dim, dropped=False, capped=capped)
-    step = partial(
-        evaluation_step,
-        config=config,
-        training_config=training_config,
-        execution=execution,
-        mesh=mesh.abstract_mesh,
-    )
+    fixed = config, training_config, execution, mesh.abstract_mesh
+
+    def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        return evaluation_step(params, batch, *fixed)
+
     params = state_shardings(mesh, config, training_config).params
     return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))

@@ -1,1 +1,1 @@
-"""Use of a trained model: its folder, translations, their scores, and pictures of attention."""
+"""Use of a trained model: its folder, translations, and pictures of attention."""

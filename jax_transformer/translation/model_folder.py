@@ -65,29 +65,29 @@ GENERATION = MappingProxyType({"beam_size": 1, "length_penalty": 0.6})
 
 
 class TrainedModel(NamedTuple):
-    """A model that can translate text; it unpacks into its four parts.
+    """A model, usually one that can translate text; it unpacks into its four parts.
 
     Attributes:
         config: The shape of the model.
         params: The parameters, a nested dict of arrays.
-        tokenizer: Turns text into ids, and ids into text.
+        tokenizer: Turns text into ids, and ids into text; None is a model of ids alone.
         generation: Defaults of `generate` by name, out of `MODEL_OPTIONS`.
     """
 
     config: TransformerConfig
     params: Params
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     generation: Mapping[str, Any] = GENERATION
 
     def __repr__(self) -> str:
         """Return one line: a notebook would print every parameter."""
-        config, tokenizer, leaves = self.config, self.tokenizer, jax.tree.leaves(self.params)
+        config, leaves = self.config, jax.tree.leaves(self.params)
         dtypes = ", ".join(sorted({leaf.dtype.name for leaf in leaves}))
         return (
             f"TrainedModel({sum(leaf.size for leaf in leaves):,} parameters of {dtypes}, "
             f"{config.num_encoder_layers} + {config.num_decoder_layers} layers, "
-            f"d_model={config.d_model}, vocabularies of {tokenizer.src_vocab_size:,} and "
-            f"{tokenizer.tgt_vocab_size:,} tokens; fields: {', '.join(self._fields)})"
+            f"d_model={config.d_model}, vocabularies of {config.src_vocab_size:,} and "
+            f"{config.tgt_vocab_size:,} tokens; fields: {', '.join(self._fields)})"
         )
 
     def with_languages(
@@ -98,9 +98,17 @@ class TrainedModel(NamedTuple):
         Args:
             name: What the model is called in error messages.
         """
-        tokenizer = self.tokenizer.with_languages(source_lang, target_lang, name)
+        if self.tokenizer is None and (source_lang, target_lang) == (None, None):
+            return self
+        tokenizer = self.for_text(name).tokenizer.with_languages(source_lang, target_lang, name)
         config, generation = generating(self.config, self.generation, tokenizer, name)
         return self._replace(config=config, tokenizer=tokenizer, generation=generation)
+
+    def for_text(self, name: str) -> "TrainedModel":
+        """Return the model, which `name` calls; refuse one of ids alone."""
+        if self.tokenizer is None:
+            raise InputError(f"{name}: is a model of ids alone; save it with a tokenizer for text")
+        return self
 
     def generation_config(self, **options: Any) -> GenerationConfig:
         """Return the options of a search: those that are named, and the model's defaults.
@@ -203,9 +211,12 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
             raise InputError(f"{path}: {name} is {array.dtype}, but must be {wanted}")
     with _first_fault(path):
         params, _ = to_params(tensors, config, LAYOUT, leaf=jax_leaf(), consume=True)
-    languages = options.get("source_lang"), options.get("target_lang")
-    tokenizer = _read_tokenizer(folder, description).with_languages(*languages, str(folder))
+    tokenizer = _read_tokenizer(folder, description) if description["tokenizer"] else None
     model = TrainedModel(config, params, tokenizer, generation)
+    languages = options.get("source_lang"), options.get("target_lang")
+    if languages != (None, None):
+        tokenizer = model.for_text(str(folder)).tokenizer.with_languages(*languages, str(folder))
+        model = model._replace(tokenizer=tokenizer)
     _check_parts(model, f"{folder / CONFIG_FILE}: ")
     return model
 
@@ -213,6 +224,8 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model of this library; reads no weights."""
     folder, description = _own_description(folder)
+    if description["tokenizer"] is None:
+        raise InputError(f"{folder}: is a model of ids alone; name a folder with a tokenizer")
     for name in description["tokenizer"]["files"]:
         _check_digest(folder / name, description["sha256"][name])
     return _read_tokenizer(folder, description)
@@ -242,8 +255,8 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
     Args:
         folder: A new folder.
         model: As `load` returns it: the config, the parameters in float32 or bfloat16, the
-            tokenizer; and the generation defaults, which are those of `train` if they are left out:
-            beam_size 1 and length_penalty 0.6.
+            tokenizer, or None for a model of ids alone; and the generation defaults, which are
+            those of `train` if they are left out: beam_size 1 and length_penalty 0.6.
         overwrite: Whether to replace the trained model that is there.
 
     Raises:
@@ -257,11 +270,10 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
         )
     model = TrainedModel(*model)
     check_params(model.params, model.config)
-    if not isinstance(model.tokenizer, Tokenizer):
+    if not isinstance(model.tokenizer, Tokenizer | None):
         raise InputError(
             f"tokenizer of type {type(model.tokenizer).__name__} must be a Tokenizer of this "
-            "library: jax_transformer.tokenizers reads and trains them; to keep parameters alone, "
-            "write convert.to_torch(params, config) by convert.weight_files.write"
+            "library, which jax_transformer.tokenizers reads and trains, or None: ids alone"
         )
     for path, leaf in jax.tree.leaves_with_path(model.params):
         if leaf.dtype.name not in DTYPES:
@@ -278,8 +290,8 @@ def save(folder: str | Path, model: TrainedModel | Sequence[Any], overwrite: boo
 def _check_parts(model: TrainedModel, where: str) -> None:
     """Refuse parts that do not belong together, and defaults with which no search can begin."""
     config, tokenizer = model.config, model.tokenizer
-    names = ["src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS]
-    if tokenizer.languages is not None:  # they decide what a target begins with
+    names = ["src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS] if tokenizer else []
+    if tokenizer and tokenizer.languages is not None:  # they decide what a target begins with
         names.remove("bos_id")
     for name in names:
         value, wanted = getattr(config, name), getattr(tokenizer, name)
@@ -298,7 +310,8 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
     with _first_fault(folder):
         tensors, _ = to_tensors(model.params, model.config, LAYOUT, copy=False)
     with staged(folder) as staging:
-        write_files(staging, model.tokenizer)
+        if model.tokenizer is not None:
+            write_files(staging, model.tokenizer)
         if origin is not None:
             (staging / ORIGIN_FILE).write_bytes(origin.to_bytes())
         files.write(staging / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
@@ -308,7 +321,7 @@ def write(folder: Path, model: TrainedModel, origin: Origin | None = None) -> No
             "library_version": __version__,
             "config": model.config.to_dict(),
             "generation": dict(model.generation),
-            "tokenizer": describe(model.tokenizer),
+            "tokenizer": model.tokenizer and describe(model.tokenizer),
             "sha256": {path.name: file_digest(path) for path in sorted(staging.iterdir())},
         }
         description["config_sha256"] = _description_digest(description)
@@ -378,9 +391,10 @@ def _check_description(
         config = TransformerConfig.from_dict(description["config"])
         generation = with_tuples({**description["generation"]})
         names = {*description["sha256"].keys()}
-        described = description["tokenizer"]
-        checked("tokenizer.kind", described["kind"], str)
-        wanted = {WEIGHTS_FILE, *checked("tokenizer.files", described["files"], tuple[str, ...])}
+        wanted = {WEIGHTS_FILE}
+        if (described := description["tokenizer"]) is not None:
+            checked("tokenizer.kind", described["kind"], str)
+            wanted |= {*checked("tokenizer.files", described["files"], tuple[str, ...])}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:

@@ -219,9 +219,10 @@ class Translator:
 
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
     if not isinstance(source, TrainedModel):
-        return model_folder.read(local_folder(source), **options)
+        return model_folder.read(local_folder(source), **options).for_text(str(source))
     languages = options["source_lang"], options["target_lang"]
-    tokenizer = source.tokenizer.with_languages(*languages, "a loaded model")
+    name = "a loaded model"
+    tokenizer = source.for_text(name).tokenizer.with_languages(*languages, name)
     return source._replace(tokenizer=tokenizer)
 
 

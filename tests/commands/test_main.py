@@ -163,10 +163,9 @@ def test_a_fault_of_the_library_is_no_missing_extra(monkeypatch):
 
 def test_an_unknown_command_is_refused():
     assert refusal("trian").startswith("error: command 'trian' is unknown; choose one of train")
-    for name, page in (("serve", "docs/serving.md"), ("evaluate", "docs/training.md")):
-        assert (line := refusal(name, "runs/0")).startswith(f"error: {name} is no command: ")
-        assert all((ROOT / path).exists() for path in re.findall(r"docs/[\w/.]+\w", line))
-        assert page in line
+    assert (line := refusal("serve", "runs/0")).startswith("error: serve is no command: ")
+    assert all((ROOT / path).exists() for path in re.findall(r"docs/[\w/.]+\w", line))
+    assert "docs/serving.md" in line
 
 
 INTERRUPTED = """
@@ -286,6 +285,7 @@ NAMING = {
     "train": (f"--init={NOWHERE}",),
     "prepare": (f"--init={NOWHERE}",),
     "translate": (NOWHERE, "--input=lines"),
+    "evaluate": ("lines", "--sources=lines", f"--metricx={NOWHERE}", "--metricx-version=24"),
     "average": (NOWHERE, "out"),
     "convert": (NOWHERE, "out.safetensors"),
     "export": (NOWHERE, "out"),
@@ -299,7 +299,7 @@ NAMING = {
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_translate_and_export_alone_ask_the_hub(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "lines").touch()
+    (tmp_path / "lines").write_text("a line\n")
     asked = []
 
     def refuse(name, **_):

@@ -326,3 +326,80 @@ def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
     _, start = train.new_arguments(named_settings(options))
     assert start.generation == {}
     assert start.origin.files["generation_config.json"] == b'{"do_sample": true}'
+
+
+@pytest.mark.exhaustive
+def test_a_student_learns_from_its_teacher_and_a_resumed_one_ends_with_the_same_bits(base, capsys):
+    student = [*TEXT, "--teacher=base", "--teacher-weight=1", "--d-model=12", *SHORT, *RATE]
+    student += ["--num-heads=3", "--d-ff=8", "--num-encoder-layers=2", "--num-decoder-layers=1"]
+    program(*student, "--output=whole")
+    program(*student, "--output=part", "--steps=2")
+    program("--output=part", "--resume", "--steps=4")
+    whole = load("whole")
+    assert whole.config.d_model == 12
+    assert whole.tokenizer.digest() == load("base").tokenizer.digest()
+    assert same_model("whole", "part")
+    program(*student, "--teacher-weight=0.1", "--output=other")
+    assert not same_model("whole", "other")
+    line = refusal(capsys, "--output=part", "--resume", "--teacher-weight=0.5", "--steps=5")
+    assert line.startswith("error: teacher_weight=0.5 is not the run's, which has 1.0; ")
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(base, capsys):
+    other = train_byte_pair([*WORDS, "x"], vocab_size=16)
+    Path("other.json").write_bytes(other.contents["tokenizer.json"])
+    line = refusal(capsys, *TEXT, "--teacher=base", "--tokenizer=other.json", "--output=new")
+    assert line.startswith("error: teacher=base has another tokenizer than the run; leave")
+
+
+def moments_and_steps(folder, step):
+    """Return Adam's state, the number of the schedule's steps and that of the run's."""
+    state = read_step(Path(folder, "run"), step).read().state
+    adam = optax.tree.get(state.optimizer_state, "mu"), optax.tree.get(state.optimizer_state, "nu")
+    counts = optax.tree.get_all_with_path(state.optimizer_state, "count")
+    return adam, sorted(int(count) for _, count in counts), int(state.step)
+
+
+@pytest.mark.exhaustive
+def test_a_new_run_keeps_what_it_is_told_of_the_last_checkpoint_of_another(base, capsys):
+    adam, counts, step = moments_and_steps("base", 12)
+    assert (counts, step) == ([12, 12], 12)
+    other = ["--schedule=constant", "--learning-rate=0.02", "--max-tokens=40", "--bucket-count=1"]
+    begin = [*TEXT, "--init=base", *other, "--evaluation-interval=2"]
+    for name, parts, expected in (
+        ("none", [], ([0, 0], 0)),
+        ("moments", ["--init-keeps", "moments"], ([0, 12], 0)),
+        ("step", ["--init-keeps", "step"], ([0, 12], 12)),
+        ("both", ["--init-keeps", "moments", "step"], ([12, 12], 12)),
+    ):
+        first = expected[1]
+        program(*begin, *parts, f"--output={name}", f"--steps={first + 2}")
+        found, counts, step = moments_and_steps(name, first)
+        assert (counts, step) == expected
+        kept = jax.tree.map(np.array_equal, found, adam)
+        assert all(jax.tree.leaves(kept)) == ("moments" in parts)
+        assert [one["step"] for one in read_metrics(Path(name, LOG))][-1] == first + 2
+    # The parameters, too, are those of the last checkpoint, and the new run can be resumed.
+    params = [read_step(Path(name, "run"), 12).read().state.params for name in ("base", "both")]
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *params)))
+    program(*begin, "--init-keeps", "moments", "step", "--output=whole", "--steps=16")
+    program("--output=both", "--resume", "--steps=16")
+    assert same_model("whole", "both")
+    line = refusal(capsys, "--output=both", "--resume", "--init-keeps=step")
+    assert line.startswith("error: init_keeps=['step'] is not the run's, which has ")
+    assert line.endswith("; for another, start a new run from this one, by --init and --init-keeps")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--init=base/model"], "init=base/model is no run with checkpoints; name one by --init"),
+        ([], "init=None is no run with checkpoints"),
+        (["--init=base", "--steps=12"], "steps=12 must be above its step 12"),
+        (["--init=base", "--freeze", "encoder/*"], "the moments are of another freeze than ('enc"),
+    ],
+)
+def test_parts_that_cannot_be_kept_are_refused(options, message, base, capsys):
+    kept = ["--init-keeps", "moments", "step"]
+    line = refusal(capsys, *TEXT, "--output=new", *kept, *options)
+    assert line.startswith(f"error: init_keeps=moments step: {message}")

@@ -55,7 +55,7 @@ CONTRADICTIONS = {
     "--norm-placement=pre": "norm_placement='pre' is not the run's, which has 'post'",
     "--dropout=0.2": "dropout=0.2 is not the run's, which has 0.1",
     "--vocab-size=17": "vocab_size=17 is not the run's, which has 16",
-    "--seed=1": "which has 0; a resumed run keeps it; for another, start a new run, which --init",
+    "--seed=1": "0; a resumed run keeps it; for another, start a new run from this one, by --init",
     "--warmup-steps=5": "warmup_steps=5 is not the run's, which has 4",
     "--adam-beta2=0.9": "adam_beta2=0.9 is not the run's, which has 0.98",
     "--source=target": "text's sha256=",

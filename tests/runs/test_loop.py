@@ -102,10 +102,10 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     traced = []
     original = step.batch_loss
 
-    def counted(params, batch, config, label_smoothing, dropout_key=None, execution=None):
+    def counted(params, batch, config, label_smoothing, dropout_key=None, *others, **options):
         kind = "validation" if dropout_key is None else "training"
         traced.append((kind, batch.src.shape))
-        return original(params, batch, config, label_smoothing, dropout_key, execution)
+        return original(params, batch, config, label_smoothing, dropout_key, *others, **options)
 
     monkeypatch.setattr(step, "batch_loss", counted)
     compiled_steps.clear()
@@ -305,14 +305,21 @@ def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(task, tm
     assert [report["step"] for report in read_metrics(tmp_path / METRICS_FILE)] == [3]
 
 
-@pytest.mark.parametrize(("select_by", "best"), [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2))])
-def test_the_lowest_loss_or_the_highest_bleu_is_the_best(select_by, best):
+@pytest.mark.parametrize(
+    ("select_by", "best"),
+    [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2)), ("chrf", (16, -9.0, 0))],
+)
+def test_the_lowest_loss_or_the_highest_score_is_the_best(select_by, best):
     settings, *_ = tiny_task(Task(12))
     config = dataclasses.replace(settings.training_config, select_by=select_by)
     losses = {4: 2.0, 8: 3.0, 12: 1.0, 16: 1.0}  # the earlier of two equal ones is kept
     scores = {4: 3.0, 8: 5.0, 12: 4.0, 16: 5.0}
+    others = {4: 8.0, 8: 7.0, 12: 6.0, 16: 9.0}
     settings = settings._replace(training_config=config)
-    run = loop.Run(Path(), settings, measure=lambda step, _: {"validation_bleu": scores[step]})
+    measured = {
+        step: {"validation_bleu": scores[step], "validation_chrf": others[step]} for step in scores
+    }
+    run = loop.Run(Path(), settings, measure=lambda step, _: measured[step])
     names = ("write", "report_validation", "skip_time")
     silent = SimpleNamespace(**dict.fromkeys(names, lambda *_, **__: None))
     watchdog = SimpleNamespace(paused=contextlib.nullcontext)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import jax_transformer
-from jax_transformer import InputError, TransformerConfig, init_params
+from jax_transformer import InputError, TransformerConfig, Translator, generate, init_params
+from jax_transformer.commands import main as cli
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.origin import ORIGIN_FILE, Origin
+from jax_transformer.runs.model_settings import read_initial_model
 from jax_transformer.storage import weights as files
 from jax_transformer.tokenizers import train_byte_pair, write_files
 from jax_transformer.translation import model_folder
@@ -19,6 +21,7 @@ from jax_transformer.translation.model_folder import (
     GENERATION,
     TrainedModel,
     load,
+    load_tokenizer,
     read_origin,
     save,
     write,
@@ -329,6 +332,37 @@ def test_a_plain_tuple_is_saved_and_comes_back(trained, tmp_path):
     assert again.generation == {"beam_size": 1, "length_penalty": 0.6}
 
 
+def test_a_model_of_ids_alone_is_saved_loaded_and_refused_where_text_is_needed(trained, tmp_path):
+    folder = tmp_path / "model"
+    save(folder, (trained.config, trained.params, None, {"beam_size": 3}))
+    again = load(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert same_params(again, trained)
+    assert (again.config, again.tokenizer, again.generation) == (
+        trained.config,
+        None,
+        {"beam_size": 3},
+    )
+    assert "tokens; fields: config, params, tokenizer" in repr(again)
+    source = np.array([[5, 6, trained.config.eos_id]])
+    options = {"max_new_tokens": 4, **again.generation}
+    found = generate(again.params, again.config, source, **options)
+    assert found.tokens.shape == (1, 1, 4)
+    save(tmp_path / "again", again)
+    for needs_text in (
+        lambda: Translator(folder),
+        lambda: Translator(again),
+        lambda: load(folder, source_lang="de"),
+        lambda: read_initial_model(folder),
+        lambda: load_tokenizer(folder),
+        lambda: cli.main(["translate", str(folder), "--input", str(folder / "config.json")]),
+        lambda: cli.main(["export", str(folder), str(tmp_path / "out"), "--to", "stablehlo"]),
+    ):
+        with pytest.raises((InputError, SystemExit), match="is a model of ids alone") as error:
+            needs_text()
+        assert "\n" not in str(error.value)
+
+
 def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
     config, params, tokenizer, _ = trained
     half = jax.tree.map(lambda leaf: leaf.astype("float16"), params)
@@ -340,7 +374,7 @@ def test_what_could_not_be_loaded_is_not_saved(trained, tmp_path):
         "model of type tuple must be what load returns": (config, params),
         "is float16, but must be float32 or bfloat16": (config, half, tokenizer),
         "params do not fit the config: encoder/": (config, decoder, tokenizer),
-        "NoneType must be a Tokenizer .*; to keep parameters alone, write": (config, params, None),
+        "tokenizer of type str must be a Tokenizer .* or None: ids alone": (config, params, "x"),
         "src_vocab_size=9 must be the tokenizer's": (smaller, of_smaller, tokenizer),
         "'temperature' is no default that a model may have": (*trained[:3], {"temperature": 1.0}),
         "beam_size=0": (*trained[:3], {"beam_size": 0}),

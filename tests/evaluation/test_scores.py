@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jax_transformer import InputError
-from jax_transformer.translation import scores
+from jax_transformer.evaluation import scores
 
 
 def test_exact_match_is_a_share():

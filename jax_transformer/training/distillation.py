@@ -1,0 +1,66 @@
+"""Word-level distillation (Kim and Rush 2016, section 3.1): a student learns a teacher's words."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jax_transformer.config import SPECIAL_IDS, TransformerConfig
+from jax_transformer.errors import InputError
+from jax_transformer.model.transformer import Params
+
+STATIC = {"static": True}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A trained model that a student learns from: a pytree, whose arrays are `params` alone.
+
+    Attributes:
+        params: The teacher's parameters, which no step changes.
+        config: The shape of the teacher; the vocabularies and special ids are the student's.
+        weight: Share of `distillation_loss`, above 0 and at most 1; `cross_entropy` has the rest.
+    """
+
+    params: Params
+    config: TransformerConfig = dataclasses.field(metadata=STATIC)
+    weight: float = dataclasses.field(default=0.5, metadata=STATIC)
+
+
+def check_teacher(teacher: Teacher, config: TransformerConfig) -> None:
+    """Refuse a teacher whose ids are not those of the student, and a weight out of range."""
+    if not 0 < teacher.weight <= 1:
+        raise InputError(f"teacher.weight={teacher.weight} must be above 0 and at most 1")
+    for name in ("src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS):
+        ours, theirs = getattr(config, name), getattr(teacher.config, name)
+        if ours != theirs:
+            fault = f"the teacher has {name}={theirs}, but the student {ours}"
+            raise InputError(f"{fault}; they need one tokenizer")
+
+
+def distillation_loss(
+    logits: Float[Array | np.ndarray, "batch length vocab"],
+    teacher_logits: Float[Array | np.ndarray, "batch length vocab"],
+    targets: Int[Array | np.ndarray, "batch length"],
+    pad_id: int,
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """Return the summed cross-entropy of a student against a teacher, and the number of targets.
+
+    At each target that is not padding: minus the sum over the vocabulary of q * log p, in nats,
+    where q is the softmax of the teacher's logits [B, T, V] and p that of the student's (Kim and
+    Rush 2016, section 3.1), in at least float32. No gradient goes to the teacher.
+
+    Raises:
+        InputError: The logits of both have other shapes.
+    """
+    if logits.shape != teacher_logits.shape:
+        raise InputError(f"teacher_logits of shape {teacher_logits.shape} must be {logits.shape}")
+    both = logits, jax.lax.stop_gradient(teacher_logits)
+    wide = (logits.astype(jnp.promote_types(logits.dtype, jnp.float32)) for logits in both)
+    student, teacher = map(jax.nn.log_softmax, wide)
+    losses = -jnp.sum(jnp.exp(teacher) * student, axis=-1)
+    counted = targets != pad_id
+    return jnp.sum(losses, where=counted), jnp.sum(counted)
