@@ -6,6 +6,7 @@ that the plan of an epoch can cut a text where a row ends.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -22,6 +23,7 @@ DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
 
 LONGEST_TEXT = 2**12  # ids of a text that is denoised; a longer document is several texts
 SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" before it
+MOST_SENTINELS = 1000
 MASK = "<mask>"
 SENTENCE_ENDS = (".", "!", "?")
 
@@ -94,10 +96,9 @@ def denoisers(
 
 def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
     """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
-    find, sentinels = tokenizer.token_id, []
-    while (found := find(SENTINEL.format(len(sentinels)))) is not None:
-        sentinels.append(found)
-    mask, ends = find(MASK), frozenset()
+    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
+    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
+    mask, ends = tokenizer.token_id(MASK), frozenset()
     needs_mask = objective == "infilling"
     if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
         token = MASK if needs_mask else SENTINEL.format(0)
@@ -108,7 +109,13 @@ def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) 
     if needs_mask:
         texts = map(tokenizer.source.segmenter.token, range(tokenizer.src_vocab_size))
         ends = frozenset(i for i, text in enumerate(texts) if (text or "").endswith(SENTENCE_ENDS))
-    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, tuple(sentinels), mask, ends)
+    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
+
+
+def reserved_ids(tokenizer: Tokenizer) -> set[int]:
+    """Return the ids of sentinels and mask, which no text may contain."""
+    names = (*(SENTINEL.format(number) for number in range(MOST_SENTINELS)), MASK)
+    return {*map(tokenizer.token_id, names)} - {None}
 
 
 class Objective(NamedTuple):
@@ -119,6 +126,11 @@ class Objective(NamedTuple):
     special: SpecialIds
     longest: int  # most tokens of a source or a target, EOS included
     seed: int
+
+    def only(self, number: int) -> "Objective":
+        """Return the objective of one of its denoisers."""
+        chosen = slice(number, number + 1)
+        return self._replace(denoisers=self.denoisers[chosen], prefixes=self.prefixes[chosen])
 
     def draw(self, key: Key) -> int:
         """Return the number of the denoiser of an example."""

@@ -199,7 +199,8 @@ def test_an_example_fits_and_the_next_token_would_not(objective):
         if count:
             sides = made.example(ids[:count], (key,))
             assert [len(side) for side in sides] == [source, target + 1]
-            assert source <= room[0] and target <= room[1]
+            assert source <= room[0]
+            assert target <= room[1]
         longer = [len(side) for side in made.example(ids[: max(count, 1) + 1], (key,))]
         assert longer[0] > room[0] or longer[1] - 1 > room[1]
 
