@@ -40,7 +40,7 @@ from jax_transformer.text.prepare import (
     open_folder,
     prepared_corpus,
 )
-from jax_transformer.text.store import trained_tokenizer, with_known_facts
+from jax_transformer.text.store import Vocabulary, trained_tokenizer, with_known_facts
 from jax_transformer.training.config import TrainingConfig
 
 QUIET = Console(file=io.StringIO())
@@ -161,7 +161,7 @@ def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, 
     text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
     tokenizer = trained_tokenizer(
-        store, [text], NOTHING, vocab_size, True, pairs, longest, 0, QUIET
+        store, [text], NOTHING, Vocabulary(vocab_size, True), pairs, longest, 0, QUIET
     )
     return corpus_task(text, tokenizer, Filters(length), {}, False)
 

@@ -1,4 +1,4 @@
-"""`jax-transformer train`: train a model on parallel text, or on the embedded number words."""
+"""`jax-transformer train`: train a model on parallel or plain text, or on the number words."""
 
 import dataclasses
 import itertools
@@ -81,9 +81,10 @@ def train(*argv: str) -> None:
             created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
             arguments = dataclasses.replace(arguments, output=Path(created.decode()))
         show_settings(arguments, settings, mesh, console)
-        output, number_words = arguments.output, arguments.source is None
+        output = arguments.output
+        number_words = arguments.source is None and arguments.text is None
         judged = corpora.validation_text, arguments.bleu_tokenization, number_words
-        evaluation = Evaluation(settings, *judged, console, mesh)
+        evaluation = Evaluation(settings, *judged, console, mesh, corpora.validation)
         check = partial(_check_not_taken, arguments, resumed)
         exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
         with stop_requests(console.print) as stop, exclusive:
@@ -105,8 +106,9 @@ def train(*argv: str) -> None:
             evaluation.finish(output, best)
             console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
             translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
-            console.print(f"to translate: {translate}")
-            if not number_words:
+            if corpora.validation_text.targets:
+                console.print(f"to translate: {translate}")
+            if corpora.validation_text.targets and not number_words:
                 score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
                 console.print(f"to score: {translate} | {score}")
     except Stopped as stopped:
@@ -171,10 +173,17 @@ def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None
         raise InputError(
             f"lora_rank={arguments.training.lora_rank} needs a trained model: name it by init"
         )
+    if arguments.training.bpe_dropout and (arguments.text or arguments.sentinels):
+        raise InputError(
+            f"bpe_dropout={arguments.training.bpe_dropout} is for pairs and a byte-pair encoding; "
+            "set it to 0"
+        )
     if arguments.training.bpe_dropout and initial.tokenizer is not None:
         BPEDropout(initial.tokenizer, arguments.training.bpe_dropout)
     if arguments.training.batching == "packed":
         check_packs(config)
+    elif arguments.text:
+        raise InputError("text is cut where rows end; set batching='packed'")
     scores.check_tokenization(arguments.bleu_tokenization)
     check_installed("matplotlib")
     if arguments.tensorboard:

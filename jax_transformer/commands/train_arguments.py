@@ -28,9 +28,10 @@ from jax_transformer.runs.model_settings import (
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.yaml_file import read_yaml
+from jax_transformer.text.denoising import MOST_SENTINELS, denoisers
 from jax_transformer.text.encoding import Filters
-from jax_transformer.text.parallel_text import Reading
-from jax_transformer.text.store import default_store
+from jax_transformer.text.parallel_text import Documents, Reading
+from jax_transformer.text.store import Vocabulary, default_store
 from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
 from jax_transformer.translation.model_folder import TrainedModel
@@ -42,11 +43,13 @@ NOT_KEPT = {*OF_ONE_START, "output", "mesh", "lost_after", "keep_freed_memory", 
 KEPT_WHEN_RESUMED = ("preset", "vocab_size", "byte_fallback", "valid_pairs", "init", "tokenizer")
 KEPT_WHEN_RESUMED += ("target_tokenizer", "weights", "longest_side", "max_ratio", "drop_duplicates")
 KEPT_WHEN_RESUMED += ("teacher", "teacher_weight", "init_keeps")
+KEPT_WHEN_RESUMED += ("text_unit", "prefixes", "sentinels", "fresh_weights")
 KEPT_WHEN_RESUMED += ("tokenizer_pairs", "tsv_columns", "bad_lines", "source_lang", "target_lang")
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 # Sizes of the model for some ten thousand sentences, and for the number words.
 TEXT_SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3}
 TEXT_SIZES |= {"num_decoder_layers": 3, "max_length": 128, "dropout": 0.1}
+DEFAULT_SENTINELS = 100
 NUMBER_WORDS_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2}
 NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0}
 
@@ -80,8 +83,14 @@ class Arguments:
             files are one text. A .tsv file holds sources and targets, with a tab between them.
         target: Translation of the training text, line by line: a file for each of --source that is
             not a .tsv file.
-        weights: One number for each file of --source: how often its pairs are drawn, in proportion.
-            Without it, each pair is drawn once an epoch.
+        text: Plain text for --objective, alone or beside pairs; plain or compressed, of any size.
+        text_unit: What a document is: each of the "lines", or what stands between "blank_lines". No
+            example goes beyond a document; of "joined" lines, examples go on from line to line.
+        valid_text: Plain text for validation.
+        weights: One number for each file of --source, then of --text: how often its pairs or texts
+            are drawn, in proportion. Without it, each is drawn once an epoch.
+        prefixes: Text before the sources, for example "translate German to English: ": one for the
+            pairs and one for the plain text; with --weights, one for each file.
         valid_source: Validation text: selects the best parameters and is translated at the end.
         valid_target: Translation of the validation text, line by line.
         tsv_columns: Columns of the source and of the target in .tsv files, for example 1 2; without
@@ -98,6 +107,8 @@ class Arguments:
             A later run on the same text, tokenizer and limits uses them again.
         vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
             --init, the number of ids of the source's tokenizer.
+        sentinels: Number of sentinels of a tokenizer that is trained: it is then a unigram model
+            with <mask> and the mode tokens of UL2. By default 100 with --text, 0 without.
         byte_fallback: Whether that encoding also has the 256 bytes, from which it makes a character
             that the training text lacks; if not, it becomes <unk>.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
@@ -114,6 +125,7 @@ class Arguments:
         teacher: Trained model to learn from, word by word (Kim and Rush 2016), for example a larger
             one: the folder of a model of this library or of Hugging Face. Its tokenizer is used.
         teacher_weight: Share of the teacher in the loss; the targets have the rest.
+        fresh_weights: Draw the weights anew: of --init, only the config and the tokenizer are used.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
         target_lang: Code of the language of the targets; by default the one that the folder names.
@@ -140,13 +152,18 @@ class Arguments:
     """
 
     USUAL = tuple(
-        "config source target valid_source valid_target init output resume mesh steps warmup_steps "
+        "config source target valid_source valid_target text objective init output resume mesh "
+        "steps warmup_steps "
         "max_tokens dry_run".split()
     )
     config: Path | None = None
     source: tuple[Path, ...] | None = None
     target: tuple[Path, ...] | None = None
+    text: tuple[Path, ...] | None = None
+    text_unit: Documents = "lines"
+    valid_text: tuple[Path, ...] | None = None
     weights: tuple[Positive, ...] | None = None
+    prefixes: tuple[str, ...] | None = None
     valid_source: tuple[Path, ...] | None = None
     valid_target: tuple[Path, ...] | None = None
     tsv_columns: tuple[Count, ...] | None = None
@@ -157,6 +174,7 @@ class Arguments:
     drop_duplicates: bool = False
     prepared: Path | None = None
     vocab_size: Count = 6000
+    sentinels: Annotated[int, Meta(ge=0, le=MOST_SENTINELS)] = 0
     byte_fallback: bool = False
     tokenizer_pairs: Count = 2_000_000
     tokenizer: Path | None = None
@@ -165,6 +183,7 @@ class Arguments:
     init_keeps: tuple[Literal["moments", "step"], ...] = ()
     teacher: Path | None = None
     teacher_weight: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    fresh_weights: bool = False
     ignore_generation_config: bool = False
     source_lang: str | None = None
     target_lang: str | None = None
@@ -187,18 +206,27 @@ class Arguments:
 
     def text_settings(self) -> TextSettings:
         """Return which text the run trains on."""
+        training, pairs = self.training, (self.source, self.target)
+        validation = self.valid_source, self.valid_target
+        plain = None if training.objective == "translation" else training.objective
+        noise = training.noise_density, training.mean_span_length
+        if plain is None and noise != (None, None):
+            raise InputError("noise_density and mean_span_length need a denoising objective")
         return TextSettings(
-            Files(self.source, self.target, self.valid_source, self.valid_target),
+            Files(*pairs, *validation, self.text, self.valid_text),
             self.weights,
             self.valid_pairs,
-            self.training.seed,
-            self.vocab_size,
-            self.byte_fallback,
+            training.seed,
+            Vocabulary(self.vocab_size, self.byte_fallback, self.sentinels),
             self.tokenizer_pairs,
             Filters(self.model["max_length"], self.longest_side, self.max_ratio),
             self.drop_duplicates,
             self.prepared or default_store(),
             Reading(self.tsv_columns, self.bad_lines),
+            self.text_unit,
+            plain,
+            denoisers(plain, *noise) if plain else (),
+            self.prefixes,
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -260,6 +288,8 @@ def initial_model(arguments: Arguments) -> InitialModel:
         )
     kept = last_checkpoint(arguments) if arguments.init_keeps else None
     if arguments.init is None:
+        if arguments.fresh_weights:
+            raise InputError("fresh_weights=True needs the folder of a model: name it by --init")
         return InitialModel(tokenizer)
     if kept is None:
         options = arguments.ignore_generation_config, *languages
@@ -273,6 +303,7 @@ def initial_model(arguments: Arguments) -> InitialModel:
             f"tokenizer={source} is not the tokenizer of the model in {arguments.init}: their "
             f"sha256 are {tokenizer.digest()} and {model_tokenizer.digest()}; leave tokenizer out"
         )
+    params = None if arguments.fresh_weights else params
     return InitialModel(model_tokenizer, config, params, generation, origin, report, kept=kept)
 
 
@@ -313,8 +344,11 @@ class NamedSettings(NamedTuple):
 
     def arguments(self, initial: InitialModel = NO_MODEL) -> Arguments:
         """Return the arguments: what is named wins, then `initial`, the preset and the task."""
-        numbers = not {"config", "source"} & self.run.keys()
+        numbers = not {"config", "source", "text"} & self.run.keys()
         task, sizes = (NUMBER_WORDS, NUMBER_WORDS_SIZES) if numbers else (Arguments(), TEXT_SIZES)
+        if "text" in self.run:
+            packed = dataclasses.replace(task.training, batching="packed")
+            task = dataclasses.replace(task, sentinels=DEFAULT_SENTINELS, training=packed)
         if (preset := self.run.get("preset")) is not None:
             task = dataclasses.replace(task, model=preset_fields(preset, sizes))
         if initial.tokenizer is not None:

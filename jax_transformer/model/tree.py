@@ -358,7 +358,9 @@ def parameter_shardings(
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         parameter = _found(path)
-        if parameter is None:
+        # An optimizer may keep sums over an axis of a parameter in its place.
+        factored = config is not None and parameter and leaf.shape != parameter.shape(config)
+        if parameter is None or factored:
             units = []
         elif config is None:
             units = list(zip(parameter.axes, leaf.shape, strict=False))

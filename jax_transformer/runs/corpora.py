@@ -1,4 +1,7 @@
-"""The text of a run: training and validation pairs, from files or the embedded number words."""
+"""The text of a run: pairs or documents to train on and to validate with, from files.
+
+Without files, they are the embedded number words.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,8 +17,22 @@ from jax_transformer.runs.state import check_equal
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.denoising import (
+    LONGEST_TEXT,
+    Denoiser,
+    DenoisingObjective,
+    Objective,
+    special_ids,
+)
 from jax_transformer.text.encoding import Filters, encode_lines, encode_text
-from jax_transformer.text.parallel_text import Reading, Text, TextFiles, is_tsv, read_text
+from jax_transformer.text.parallel_text import (
+    Documents,
+    Reading,
+    Text,
+    TextFiles,
+    is_tsv,
+    read_text,
+)
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -24,7 +41,12 @@ from jax_transformer.text.prepare import (
     prepared_corpus,
     without_duplicates,
 )
-from jax_transformer.text.store import held_out, trained_tokenizer, with_known_facts
+from jax_transformer.text.store import (
+    Vocabulary,
+    held_out,
+    trained_tokenizer,
+    with_known_facts,
+)
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 # Without validation files this share of the training pairs is held out, but at most so many.
@@ -38,31 +60,37 @@ class Files(NamedTuple):
     target: tuple[Path, ...] | None = None
     valid_source: tuple[Path, ...] | None = None
     valid_target: tuple[Path, ...] | None = None
+    text: tuple[Path, ...] | None = None
+    valid_text: tuple[Path, ...] | None = None
 
 
 class TextSettings(NamedTuple):
     """Which text a run trains on."""
 
     files: Files
-    weights: tuple[float, ...] | None  # how often the pairs of each source file are drawn
+    weights: tuple[float, ...] | None  # how often the pairs or documents of each file are drawn
     valid_pairs: int | None  # to hold out of the training text; None: 5 %, from 1 to 1,000
     seed: int  # chooses the pairs that are held out, and those that train the tokenizer
-    vocab_size: int  # of the tokenizer that is trained, where the run has none
-    byte_fallback: bool  # whether it has the 256 bytes
+    vocabulary: Vocabulary  # of the tokenizer that is trained, where the run has none
     tokenizer_pairs: int  # most pairs that it is trained on
     filters: Filters
     drop_duplicates: bool
     store: Path  # the folder that keeps what was prepared
-    reading: Reading
+    reading: Reading  # of pairs
+    documents: Documents = "lines"  # of a plain text
+    objective: DenoisingObjective | None = None  # of a plain text; None: there is none
+    denoisers: tuple[Denoiser, ...] = ()
+    prefixes: tuple[str, ...] | None = None  # of the sources of each text that is mixed
 
 
 class RunText(NamedTuple):
     """The text of a run before it is encoded."""
 
-    training: list[Text | TextFiles]  # several where they have weights
+    training: list[Text | TextFiles]  # several where they are mixed: first pairs, then documents
     held_out: Int64[np.ndarray, "_"]  # pairs that are left out, ascending; none of several texts
-    validation: Text
+    validation: list[Text]
     tokenizer: Tokenizer
+    prefixes: tuple[str, ...]  # of the sources of each training text
 
 
 class Corpora(NamedTuple):
@@ -70,7 +98,7 @@ class Corpora(NamedTuple):
 
     training: Corpus
     validation: Corpus
-    validation_text: Text
+    validation_text: Text  # its pairs, or its documents where there are none
     tokenizer: Tokenizer
     report: tuple[str, ...]  # one line for each text, for the reader
     sha256: str  # of the text, the filters and the tokenizer
@@ -94,17 +122,35 @@ def check_files(settings: TextSettings) -> None:
             f"tsv_columns={_shown(columns)} needs two numbers, of the columns of source and "
             "target, and a .tsv file in source or valid_source"
         )
-    if files.valid_source and not files.source:
-        raise InputError(f"source=None: name the training text beside {_shown(files.valid_source)}")
-    if weights is not None and (not files.valid_source or len(weights) != len(files.source or ())):
+    for name in ("source", "text"):
+        if (validation := getattr(files, f"valid_{name}")) and not getattr(files, name):
+            raise InputError(f"{name}=None: name the training text beside {_shown(validation)}")
+    if bool(files.text) != (settings.objective is not None):
+        text, objective = _shown(files.text or ()), settings.objective or "translation"
         raise InputError(
-            f"weights={_shown(weights)} needs a number for each file of source, and valid_source"
+            f"objective={objective!r} and text={text or None}: a denoising objective and a plain "
+            "text need each other; name both"
+        )
+    mixed, validates = (*(files.source or ()), *(files.text or ())), files.valid_source
+    validates = validates or files.valid_text
+    if weights is not None and (not validates or len(weights) != len(mixed)):
+        raise InputError(
+            f"weights={_shown(weights)} needs a number for each file of source and of text, and "
+            "valid_source or valid_text"
+        )
+    if files.source and files.text and not validates:
+        raise InputError("source and text together need valid_source or valid_text; name it")
+    count = len(mixed) if weights else bool(files.source) + bool(files.text)
+    if settings.prefixes is not None and len(settings.prefixes) != count:
+        raise InputError(
+            f"prefixes={_shown(settings.prefixes)} needs {count}: with weights one for each file, "
+            "else one for the pairs and one for the plain text"
         )
     if valid_pairs is None:
         return
     if valid_pairs < 1:
         raise InputError(f"valid_pairs={valid_pairs} must be at least 1")
-    if files.valid_source or not files.source:
+    if validates or not mixed:
         raise InputError(
             f"valid_pairs={valid_pairs} holds pairs out of the training text; it needs source and "
             "target, and no valid_source and valid_target"
@@ -116,35 +162,65 @@ def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: C
     files, seed, store = settings.files, settings.seed, settings.store
     check_files(settings)
     without = np.zeros(0, np.int64)
-    if files.source is None:
+    if files.source is None and files.text is None:
         training, validation = number_words.corpus(seed)
-        texts = [training]
+        texts, validation = [training], [validation]
     else:
-        texts = [TextFiles(files.source, files.target or (), reading=settings.reading)]
-        if settings.weights is not None:
-            aligned = texts[0].aligned()
-            texts = [TextFiles(paths[:1], paths[1:], reading=settings.reading) for paths in aligned]
-        texts = [with_known_facts(store, text, console) for text in texts]
-        if files.valid_source:
-            targets = files.valid_target or ()
-            validation = read_text(files.valid_source, targets, settings.reading)
-        else:
+        texts = [with_known_facts(store, text, console) for text in _training_files(settings)]
+        validation = _validation_texts(settings)
+        if not validation:
             share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
             count = settings.valid_pairs or share
-            without, validation = held_out(store, texts[0], count, seed, console)
+            without, chosen = held_out(store, texts[0], count, seed, console)
+            validation = [chosen]
+    prefixes = settings.prefixes or ("",) * len(texts)
+    validation = [
+        dataclasses.replace(text, sources=tuple(prefixes[0] + line for line in text.sources))
+        if text.targets
+        else text
+        for text in validation
+    ]
     if tokenizer is None:
         tokenizer = trained_tokenizer(
             store,
             texts,
             without,
-            settings.vocab_size,
-            settings.byte_fallback,
+            settings.vocabulary,
             settings.tokenizer_pairs,
             CHARACTERS_OF_A_TOKEN * settings.filters.max_length,
             seed,
             console,
         )
-    return RunText(texts, without, validation, tokenizer)
+    return RunText(texts, without, validation, tokenizer, prefixes)
+
+
+def _training_files(settings: TextSettings) -> list[TextFiles]:
+    """Return what is mixed: with weights each file, else the pairs and the plain text."""
+    files, texts = settings.files, []
+    if files.source:
+        texts.append(TextFiles(files.source, files.target or (), reading=settings.reading))
+    if files.text:
+        texts.append(TextFiles(files.text, reading=_plain(settings)))
+    if settings.weights is None:
+        return texts
+    return [
+        TextFiles(paths[:1], paths[1:], reading=text.reading)
+        for text in texts
+        for paths in text.aligned()
+    ]
+
+
+def _validation_texts(settings: TextSettings) -> list[Text]:
+    files, texts = settings.files, []
+    if files.valid_source:
+        texts.append(read_text(files.valid_source, files.valid_target or (), settings.reading))
+    if files.valid_text:
+        texts.append(read_text(files.valid_text, (), _plain(settings)))
+    return texts
+
+
+def _plain(settings: TextSettings) -> Reading:
+    return Reading(bad_lines=settings.reading.bad_lines, documents=settings.documents)
 
 
 def encode_corpora(
@@ -158,54 +234,113 @@ def encode_corpora(
     Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
     another sha256 than that of a resumed run is refused before it is encoded.
     """
-    tasks = _tasks(run_text, settings)
-    max_length, text = settings.filters.max_length, run_text.validation
-    skips_bad_lines = settings.reading.bad_lines == "skip"
-    validation = encode_text(text, run_text.tokenizer, max_length, skips_bad_lines)
-    overlong = validation.counts.dropped["dropped as too long"]
-    if overlong and not len(run_text.held_out):
-        raise InputError(
-            f"max_length={max_length} is too short for {overlong:,} of "
-            f"{text.pairs:,} validation pairs; raise it or remove them from the files"
-        )
-    is_whole = validation.counts.pairs == text.pairs
-    fitting = text if is_whole else _fitting(text, run_text.tokenizer, max_length)
-    sha256 = json_digest([[task.key for task in tasks], settings.weights, fitting.sha256])
+    tasks, tokenizer = _tasks(run_text, settings), run_text.tokenizer
+    objectives = [_objective(task.text, prefix, settings, tokenizer) for task, prefix in tasks]
+    validation, fitting = _encoded_validation(run_text, settings)
+    sha256 = json_digest(
+        [[task.key for task, _ in tasks], settings.weights, *(text.sha256 for text in fitting)]
+    )
+    if settings.objective and settings.prefixes:
+        sha256 = json_digest([sha256, settings.prefixes])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
+    prepared = [task for task, _ in tasks]
     if settings.drop_duplicates:
-        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
-    training = [prepared_corpus(settings.store, task, console) for task in tasks]
+        prepared = [without_duplicates(settings.store, task, console) for task in prepared]
+    training = [prepared_corpus(settings.store, task, console) for task in prepared]
     origin = ""
     if len(run_text.held_out):
-        origin = f"{text.pairs:,} pairs of the training text, chosen by the seed; "
+        unit = UNITS[bool(settings.objective)]
+        count = run_text.validation[0].pairs
+        origin = f"{count:,} {unit} of the training text, chosen by the seed; "
     report = (
-        *(f"training: {corpus.counts.report()}" for corpus in training),
-        f"validation: {origin}{validation.counts.report()}",
+        *(_report("training: ", *each) for each in zip(training, objectives, strict=True)),
+        *(_report(f"validation: {origin}", *each) for each in validation),
     )
-    pairs = Corpus.mixed(training, settings.weights) if settings.weights else training[0]
-    return Corpora(pairs, validation, fitting, run_text.tokenizer, report, sha256)
+    training = [_with(*each) for each in zip(training, objectives, strict=True)]
+    validation = [_with(*each) for each in validation]
+    mixed = Corpus.mixed(training, settings.weights), Corpus.mixed(validation)
+    return Corpora(*mixed, fitting[0], tokenizer, report, sha256)
+
+
+UNITS = ("pairs", "texts")
+
+
+def _report(title: str, corpus: Corpus, objective: Objective | None) -> str:
+    return title + corpus.counts.report(UNITS[objective is not None])
+
+
+def _with(corpus: Corpus, objective: Objective | None) -> Corpus:
+    """Return a corpus of texts with what makes its examples."""
+    parts = [part._replace(objective=objective) for part in corpus.parts]
+    sizes = corpus.src_vocab_size, corpus.tgt_vocab_size
+    return Corpus(parts, *sizes, corpus.pad_id, corpus.weights)
+
+
+def _objective(
+    text: Text | TextFiles, prefix: str, settings: TextSettings, tokenizer: Tokenizer
+) -> Objective | None:
+    """Return what makes the examples of a plain text; None of pairs."""
+    if not text.reading.documents:
+        return None
+    if tokenizer.kind == "separate":
+        raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
+    special = special_ids(tokenizer, settings.objective, "tokenizer")
+    texts = [prefix + denoiser.prefix for denoiser in settings.denoisers]
+    prefixes = tuple(tuple(ids) for ids in tokenizer.encode_text(texts))
+    longest = min(settings.filters.max_length, LONGEST_TEXT)
+    return Objective(settings.denoisers, prefixes, special, longest, settings.seed)
+
+
+def _encoded_validation(
+    run_text: RunText, settings: TextSettings
+) -> tuple[list[tuple[Corpus, Objective | None]], list[Text]]:
+    """Return the validation texts as ids, with what makes their examples; and what is kept."""
+    encoded, kept = [], []
+    max_length, tokenizer = settings.filters.max_length, run_text.tokenizer
+    for text in run_text.validation:
+        skips_bad_lines = settings.reading.bad_lines == "skip"
+        corpus = encode_text(text, tokenizer, max_length, skips_bad_lines)
+        overlong = corpus.counts.dropped["dropped as too long"]
+        if overlong and not len(run_text.held_out):
+            raise InputError(
+                f"max_length={max_length} is too short for {overlong:,} of "
+                f"{text.pairs:,} validation pairs; raise it or remove them from the files"
+            )
+        is_whole = not text.targets or corpus.counts.pairs == text.pairs
+        kept.append(text if is_whole else _fitting(text, tokenizer, max_length))
+        plain = TextFiles((), reading=_plain(settings))
+        objective = None
+        if not text.targets:
+            objective = _objective(plain, run_text.prefixes[-1], settings, tokenizer)
+        encoded.append((corpus, objective))
+    return encoded, kept
 
 
 def try_corpora(run_text: RunText, settings: TextSettings, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(run_text, settings)
+    tasks = [task for task, _ in _tasks(run_text, settings)]
     if settings.drop_duplicates:
         tasks = [without_duplicates(settings.store, task, console) for task in tasks]
-    return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
+    units = [UNITS[task.text.reading.documents is not None] for task in tasks]
+    return tuple(
+        f"training: {dry_run(task, console).report(unit)}"
+        for task, unit in zip(tasks, units, strict=True)
+    )
 
 
-def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
-    return [
-        corpus_task(
-            text,
-            run_text.tokenizer,
-            settings.filters,
-            {"held out for validation": run_text.held_out},  # none where there are several texts
-            settings.drop_duplicates,
-        )
-        for text in run_text.training
-    ]
+def _tasks(run_text: RunText, settings: TextSettings) -> list[tuple[Task, str]]:
+    """Return what is to prepare; the filters and the prefix are those of pairs."""
+    tasks = []
+    for text, prefix in zip(run_text.training, run_text.prefixes, strict=True):
+        # None is held out where there are several texts.
+        left_out = {"held out for validation": run_text.held_out}
+        filters, before = settings.filters, prefix
+        if text.reading.documents:
+            filters, before = Filters(LONGEST_TEXT), ""
+        others = filters, left_out, settings.drop_duplicates, before
+        tasks.append((corpus_task(text, run_text.tokenizer, *others), prefix))
+    return tasks
 
 
 def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
@@ -221,5 +356,5 @@ def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
     return dataclasses.replace(text, sources=sources, targets=targets)
 
 
-def _shown(values: Sequence[Path | float | int]) -> str:
+def _shown(values: Sequence[Path | float | int | str]) -> str:
     return " ".join(map(str, values))

@@ -1,4 +1,4 @@
-"""Translates, shows and scores the validation text of a run; writes the model and pictures."""
+"""Translates or restores the validation text of a run, and scores it; writes model and pictures."""
 
 import dataclasses
 import shutil
@@ -16,11 +16,13 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.model_settings import trained_model
+from jax_transformer.runs.restoration import restored_shares
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.folder import ADAPTER, MODEL
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
+from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.translation import alignment_plot, model_folder
 from jax_transformer.translation.model_folder import TrainedModel
@@ -40,7 +42,10 @@ VALIDATION = {"color": "#0b3c6f", "linewidth": 1.5, "marker": "o", "markersize":
 
 @dataclasses.dataclass
 class Evaluation:
-    """Translates the validation text greedily; other generation defaults are the model's."""
+    """Translates the validation text greedily; other generation defaults are the model's.
+
+    Of plain text it restores the tokens of some denoising examples.
+    """
 
     settings: RunSettings
     text: Text
@@ -48,9 +53,21 @@ class Evaluation:
     exact: bool  # whether the share of exact matches is shown instead of BLEU and chrF
     console: Console
     mesh: Mesh
+    validation: Corpus
     measured: tuple[int | None, list[str]] = (None, [])  # the last step, and its translations
 
     def measure(self, step: int, params: Params) -> dict[str, float]:
+        """Show scores and translations of the parameters; return the values for the log."""
+        shares = {}
+        if self.validation.has_texts:
+            seed = self.settings.training_config.seed
+            shares = restored_shares(params, self.settings.config, self.validation, seed)
+            shown = (f"{task} {share:.1%}" for task, share in shares.items())
+            self.console.print(f"tokens restored exactly: {', '.join(shown)}")
+        values = {f"validation_restored_{task}": share for task, share in shares.items()}
+        return values | (self._translate(step, params) if self.text.targets else {})
+
+    def _translate(self, step: int, params: Params) -> dict[str, float]:
         """Show scores and translations of the parameters; return BLEU and chrF for the log."""
         # Each of several processes translates by itself: it cannot use the devices of the others.
         alone = jax.process_count() == 1
@@ -87,16 +104,19 @@ class Evaluation:
             shutil.rmtree(output / ADAPTER, ignore_errors=True)
         pictures = {
             output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
-            output / ATTENTION: lambda path: self._draw_attention(model, path),
         }
+        if self.text.targets:
+            pictures[output / ATTENTION] = lambda path: self._draw_attention(model, path)
         for picture, draw in pictures.items():
             try:
                 draw(picture)
                 self.console.print(f"drawn: {picture}")
             except (InputError, OSError) as error:
                 self.console.print(f"WARNING: {picture} is not drawn ({error})")
+        if not self.text.targets:
+            return
         if self.measured[0] != best.step:
-            self.measure(best.step, best.params)
+            self._translate(best.step, best.params)
         if not self.console.is_terminal:
             self._show_samples()
 

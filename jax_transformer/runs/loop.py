@@ -91,7 +91,7 @@ class _RunOutputs(NamedTuple):
     log: MetricsLog
     shown: Progress
     watchdog: distributed.Watchdog
-    validation_loss: Callable[[Params], float]
+    validation_losses: Callable[[Params], dict[str, float]]  # by task; "" of pairs alone
 
 
 def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> Best:
@@ -113,12 +113,14 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
         step, steps = sharded_train_step(run.mesh, *settings, *run.teachers), {}
         for rows, length in layout.shapes:
             shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
-            ids = jax.ShapeDtypeStruct(shape, jnp.int32)
-            segments = None if training_config.batching == "buckets" else ids
-            batch = Batch(ids, ids, ids, segments, segments)
+            src = jax.ShapeDtypeStruct(shape, jnp.int32)
+            target_length = layout.target_length or length
+            tgt = jax.ShapeDtypeStruct((shape[0], target_length), jnp.int32)
+            segments = (None, None) if training_config.batching == "buckets" else (src, tgt)
+            batch = Batch(src, tgt, tgt, *segments)
             steps[shape] = step.lower(start.state, batch, *run.teachers).compile()
     console.print(f"compiled in {time.monotonic() - started:.1f} s")
-    with _open_outputs(run, start.progress, validation, console) as outputs:
+    with _open_outputs(run, start.progress, training, validation, console) as outputs:
         outputs.checkpoints.save(start)
         checkpoint, loss_is_finite = _train_steps(run, start, steps, training, layout, outputs)
         with outputs.watchdog.paused():
@@ -146,11 +148,12 @@ def _train_steps(
     training_config = run.settings.training_config
     remaining = max(training_config.steps - checkpoint.progress.step, 0)
     batches = _batches(training, run, layout, checkpoint.progress)
-    for position, batch in itertools.islice(batches, remaining):
+    for position, batch, task_counts in itertools.islice(batches, remaining):
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
         if patience is not None and since_best >= patience:
             break
         state, metrics = steps[batch.src.shape](checkpoint.state, batch, *run.teachers)
+        metrics = metrics._replace(task_counts=task_counts)
         progress = checkpoint.progress.after_step(position, metrics)
         checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
 
@@ -193,15 +196,17 @@ def _evaluate(
     progress, state, best_params = checkpoint
     measured = {}
     with outputs.watchdog.paused(), run.stop.during("this evaluation"):
-        loss = outputs.validation_loss(state.eval_params)
-        outputs.shown.report_validation(progress.step, loss)
+        losses = outputs.validation_losses(state.eval_params)
+        loss = sum(losses.values()) / len(losses)
+        outputs.shown.report_validation(progress.step, losses)
         if math.isfinite(loss) and run.measure is not None:
             params = jax.tree.map(distributed.to_host, state.eval_params)
             measured = run.measure(progress.step, params)
             # Each process takes the main one's numbers: its own may differ in a bit.
             measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
     outputs.shown.skip_time()
-    outputs.log.write(progress.step, validation_loss=loss, **measured)
+    named = {f"validation_loss_{task}": value for task, value in losses.items() if task}
+    outputs.log.write(progress.step, validation_loss=loss, **named, **measured)
     if not math.isfinite(loss):
         return checkpoint, loss
     by = run.settings.training_config.select_by
@@ -260,16 +265,22 @@ def _start(run: Run) -> RunCheckpoint:
 
 @contextlib.contextmanager
 def _open_outputs(
-    run: Run, progress: RunProgress, validation: Corpus, console: Console
+    run: Run, progress: RunProgress, training: Corpus, validation: Corpus, console: Console
 ) -> Iterator[_RunOutputs]:
     """Open everything that the loop writes to, and close it in the end."""
     settings, training_config = run.settings, run.settings.training_config
     evaluate = sharded_evaluation_step(run.mesh, settings.config, training_config)
-    plan = plan_epoch(validation, training_config, epoch=0)
-    plan = fill_rows(plan, run.mesh, training_config.num_microbatches)
+    corpora = validation.by_task() if validation.has_texts else {"": validation}
+    plans = {}
+    for task, corpus in corpora.items():
+        plan = plan_epoch(corpus, training_config, epoch=0)
+        plans[task] = fill_rows(plan, run.mesh, training_config.num_microbatches)
 
-    def validation_loss(params: Params) -> float:
-        return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
+    def validation_losses(params: Params) -> dict[str, float]:
+        return {
+            task: _mean_loss(params, sharded_batches(run.mesh, corpora[task], plan), evaluate)
+            for task, plan in plans.items()
+        }
 
     logged = 0 if run.resumed is None else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
@@ -278,7 +289,7 @@ def _open_outputs(
     with (
         CheckpointWriter(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
-        Progress(console, progress.step, training_config.steps) as shown,
+        Progress(console, progress.step, training_config.steps, training.tasks) as shown,
         distributed.step_watchdog(run.lost_after) as watchdog,
     ):
         if log.is_damaged:
@@ -286,7 +297,7 @@ def _open_outputs(
                 f"WARNING: {run.directory / METRICS_FILE}: reports up to step {logged:,} are "
                 "missing or damaged; the log and the curves go on without them"
             )
-        yield _RunOutputs(checkpoints, log, shown, watchdog, validation_loss)
+        yield _RunOutputs(checkpoints, log, shown, watchdog, validation_losses)
 
 
 def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
@@ -342,8 +353,11 @@ def _epoch_report(corpus: Corpus, run: Run, layout: EpochLayout) -> str:
 
 def _batches(
     corpus: Corpus, run: Run, layout: EpochLayout, progress: RunProgress
-) -> Iterator[tuple[Position, Batch]]:
-    """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch."""
+) -> Iterator[tuple[Position, Batch, tuple[int, ...]]]:
+    """Yield the batches from `progress.next` on, without the skipped ones, epoch after epoch.
+
+    With each, the examples of each of the corpus's tasks, if it has several.
+    """
     begin, settings = progress.next, run.settings.training_config
     merges = None
     if settings.bpe_dropout:
@@ -351,7 +365,7 @@ def _batches(
     for epoch in itertools.count(begin.epoch):
         first = (begin.window, begin.batch) if epoch == begin.epoch else (0, 0)
         pairs = ResampledCorpus(corpus, merges, settings.seed, epoch) if merges else corpus
-        for window, number, batch in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
-            position = Position(epoch, window, number)
+        for numbered in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
+            position = Position(epoch, numbered.window, numbered.number)
             if position not in progress.skipped:
-                yield position, batch
+                yield position, numbered.batch, numbered.task_counts

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int32, Integer
 
 from jax_transformer.runtime.sharding import row_sharding, row_shards
-from jax_transformer.text.batches import Batch, epoch_batches, training_batches
+from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches, training_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, PlannedBatch, take_rows
 from jax_transformer.training.config import TrainingConfig
@@ -36,8 +36,8 @@ def sharded_epoch(
     layout: EpochLayout,
     epoch: int,
     first: tuple[int, int],
-) -> Iterator[tuple[int, int, Batch]]:
-    """Yield the batches of `epoch_batches`, sharded over the mesh: (window, number, batch)."""
+) -> Iterator[NumberedBatch]:
+    """Yield the batches of `epoch_batches`, sharded over the mesh."""
     local_rows = cache(partial(_local_rows, mesh=mesh))
     parts = training_config.num_microbatches
 
@@ -45,11 +45,10 @@ def sharded_epoch(
         (filled,) = fill_rows([planned], mesh, parts)
         return take_rows(filled, local_rows(filled.rows))
 
-    for window, number, planned, part in epoch_batches(
-        corpus, training_config, layout, epoch, first, rows_to_read
-    ):
-        rows = filled_rows(planned.rows, mesh, parts)
-        yield window, number, jax.tree.map(partial(_spread, mesh, rows, local_rows(rows)), part)
+    for numbered in epoch_batches(corpus, training_config, layout, epoch, first, rows_to_read):
+        rows = filled_rows(numbered.planned.rows, mesh, parts)
+        spread = partial(_spread, mesh, rows, local_rows(rows))
+        yield numbered._replace(batch=jax.tree.map(spread, numbered.batch))
 
 
 def sharded_batches(mesh: Mesh, corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:

@@ -2,7 +2,8 @@
 
 Each line of the log is an object with "step" and some of these values: "loss", "learning_rate",
 "tokens_per_second" and "rejected", the steps since the last report that left the parameters
-unchanged; "validation_loss" and "validation_bleu".
+unchanged; "examples_" and a task, of a mixed corpus: those since the last report; "validation_loss"
+and "validation_bleu".
 """
 
 import contextlib
@@ -98,8 +99,11 @@ def _line(report: dict[str, Any]) -> str:
 class Progress:
     """Shows how far a run is; on leaving the context, one line about the whole run."""
 
-    def __init__(self, console: Console, first: int, steps: int) -> None:
+    def __init__(
+        self, console: Console, first: int, steps: int, tasks: tuple[str, ...] = ()
+    ) -> None:
         """Start after the `first` steps, made before the run was resumed, of all its steps."""
+        self._tasks = tasks
         self._console = console
         self._first, self._steps = first, steps
         self._live_line = console.status("")  # which shows nothing where there is no terminal
@@ -137,6 +141,10 @@ class Progress:
             "tokens_per_second": tokens / seconds,
             "rejected": rejected,
         }
+        counts = zip(*(each.task_counts for each in metrics), strict=True)
+        values |= {
+            f"examples_{task}": sum(of) for task, of in zip(self._tasks, counts, strict=False)
+        }
         shown_loss = "unknown (all steps rejected)"
         if accepted:
             counts = [int(each.target_tokens) for each in accepted]
@@ -159,9 +167,11 @@ class Progress:
         self._tokens, self._seconds = self._tokens + tokens, self._seconds + seconds
         return values
 
-    def report_validation(self, step: int, loss: float) -> None:
-        """Show a validation loss."""
-        self._console.print(f"step {step:,}: validation loss {loss:#.4g} nats a token")
+    def report_validation(self, step: int, losses: dict[str, float]) -> None:
+        """Show the mean of the validation losses of all tasks, and each, if there are several."""
+        loss, several = sum(losses.values()) / len(losses), len(losses) > 1
+        shown = "".join(f", {task} {each:#.4g}" for task, each in losses.items() if several)
+        self._console.print(f"step {step:,}: validation loss {loss:#.4g} nats a token{shown}")
 
     def skip_time(self) -> None:
         """Leave the time since the last report, of an evaluation, out of the speed of the steps."""

@@ -189,7 +189,7 @@ def _digest(origin: Origin) -> str:
 def progress_to_json(progress: RunProgress) -> dict[str, Any]:
     """Return progress as JSON; `progress_from_json` gives back every number exactly."""
     window = [
-        (position, {name: np.asarray(value).item() for name, value in metrics._asdict().items()})
+        (position, {name: np.asarray(value).tolist() for name, value in metrics._asdict().items()})
         for position, metrics in progress.window
     ]
     return progress._replace(window=window)._asdict()

@@ -81,6 +81,7 @@ class NumberedBatch(NamedTuple):
     number: int  # its number in the window, from 0
     planned: PlannedBatch
     batch: Batch  # the whole, or the rows of it that were asked for
+    task_counts: tuple[int, ...] = ()  # examples of each of the corpus's tasks, if it has several
 
 
 def epoch_batches(
@@ -101,8 +102,10 @@ def epoch_batches(
         for window, plan in _read_ahead(plans(), 1):
             begin = first[1] if window == first[0] else 0
             for number, planned in enumerate(plan[begin:], begin):
-                batch = make_batch(corpus, rows_to_read(planned))
-                yield NumberedBatch(window, number, planned, batch)
+                batch, counts = make_batch(corpus, rows_to_read(planned)), ()
+                if planned.pieces is not None and len(corpus.tasks) > 1:
+                    counts = corpus.task_counts(planned.pieces)
+                yield NumberedBatch(window, number, planned, batch, counts)
 
     return _read_ahead(batches(), READ_AHEAD)
 
@@ -126,30 +129,40 @@ def _read_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:
 
 def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
     """Return the share of padding in all source and target columns of a plan, from 0 to 1."""
-    slots = sum(2 * planned.rows * planned.length for planned in plan)
+    slots = sum(
+        planned.rows * (planned.length + (planned.target_length or planned.length))
+        for planned in plan
+    )
+    if corpus.has_texts:
+        pieces = [piece for planned in plan for piece in planned.pieces]
+        return 1 - sum(piece.source + piece.target for piece in pieces) / slots
     pairs = np.concatenate([planned.members for planned in plan])
     return 1 - int(corpus.side_lengths(pairs).sum()) / slots
 
 
 def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     """Build one planned batch."""
-    ids, source_lengths, target_lengths = corpus.read(planned.members)
+    if planned.pieces is None:
+        ids, source_lengths, target_lengths = corpus.read(planned.members)
+    else:
+        ids, source_lengths, target_lengths = corpus.read_pieces(planned.pieces)
+    target_length = planned.target_length or planned.length
     ends = np.cumsum(source_lengths + target_lengths)
     targets = ends - target_lengths
     sources = targets - source_lengths
     lay = partial(_lay_out, ids, planned, corpus.pad_id)
     sides = {
-        "src": lay(sources, source_lengths),
-        "tgt_in": lay(targets, target_lengths - 1),
-        "tgt_out": lay(targets + 1, target_lengths - 1),
+        "src": lay(sources, source_lengths, planned.length),
+        "tgt_in": lay(targets, target_lengths - 1, target_length),
+        "tgt_out": lay(targets + 1, target_lengths - 1, target_length),
     }
     for name, side in sides.items():
         size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
         _check_ids(name, side, size)  # before the cast, which would wrap around
     arrays = {name: side.astype(np.int32) for name, side in sides.items()}
     if planned.member_rows is not None:
-        arrays["src_segments"] = _segments(source_lengths, planned)
-        arrays["tgt_segments"] = _segments(target_lengths - 1, planned)
+        arrays["src_segments"] = _segments(source_lengths, planned, planned.length)
+        arrays["tgt_segments"] = _segments(target_lengths - 1, planned, target_length)
     return Batch(**arrays)
 
 
@@ -167,10 +180,11 @@ def _lay_out(
     padding: int,
     starts: Int64[np.ndarray, "members"],
     lengths: Int64[np.ndarray, "members"],
+    row_length: int,
 ) -> Integer[np.ndarray, "rows length"]:
     """Return parts of `ids` in the rows of their members, side by side, padded at the right."""
     dtype = np.promote_types(ids.dtype, np.min_scalar_type(padding))
-    laid_out = np.full((planned.rows, planned.length), padding, dtype)
+    laid_out = np.full((planned.rows, row_length), padding, dtype)
     begins = lengths.cumsum() - lengths  # among all tokens of the batch
     if planned.member_rows is None:
         rows, columns = np.arange(len(lengths)), np.zeros(len(lengths), np.int64)
@@ -178,16 +192,17 @@ def _lay_out(
         rows = planned.member_rows
         columns = begins - begins[np.searchsorted(rows, rows)]  # a row begins with its first member
     place = np.arange(lengths.sum())
-    cells = np.repeat(rows * planned.length + columns - begins, lengths) + place
+    cells = np.repeat(rows * row_length + columns - begins, lengths) + place
     laid_out.ravel()[cells] = ids[np.repeat(starts - begins, lengths) + place]
     return laid_out
 
 
 def _segments(
-    lengths: Int64[np.ndarray, "members"], planned: PlannedBatch
+    lengths: Int64[np.ndarray, "members"], planned: PlannedBatch, row_length: int
 ) -> Int32[np.ndarray, "rows length"]:
     """Return, for each token, the number of its member in the row, from 1; 0 is padding."""
     rows = planned.member_rows
     numbers = 1 + np.arange(len(rows), dtype=np.int32) - np.searchsorted(rows, rows)
     starts = lengths.cumsum() - lengths
-    return _lay_out(np.repeat(numbers, lengths), planned, 0, starts, lengths).astype(np.int32)
+    laid_out = _lay_out(np.repeat(numbers, lengths), planned, 0, starts, lengths, row_length)
+    return laid_out.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Pairs of token ids that are read by number: in memory, prepared on disk, or several mixed."""
+"""Pairs or texts of token ids, read by number: in memory, prepared on disk, or several mixed."""
 
 import functools
 import itertools
@@ -15,6 +15,8 @@ from jaxtyping import Float, Int64, Integer, Shaped
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import open_regular
+from jax_transformer.text.denoising import Objective
+from jax_transformer.text.pieces import Piece
 
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
@@ -57,12 +59,12 @@ class Counts(NamedTuple):
         sums = Counts(*(mine + its for mine, its in zip(self, counts, strict=True)))
         return sums._replace(bad_lines=sums.bad_lines[:BAD_LINES_NAMED])
 
-    def report(self) -> str:
+    def report(self, unit: str = "pairs") -> str:
         """Return these counts as one line."""
         dropped = "".join(f", {count:,} {reason}" for reason, count in sorted(self.dropped.items()))
         named = f"; first bad lines: {', '.join(self.bad_lines)}" * bool(self.bad_lines)
         return (
-            f"{self.read:,} pairs read{dropped}; {self.pairs:,} pairs of {self.tokens:,} tokens "
+            f"{self.read:,} {unit} read{dropped}; {self.pairs:,} {unit} of {self.tokens:,} tokens "
             f"kept, {self.unknown / self.tokens:.2%} of the tokens unknown{named}"
         )
 
@@ -95,13 +97,21 @@ class FileArray:
 
 
 class Part(NamedTuple):
-    """The pairs of one text."""
+    """The pairs of one text, or texts: a source without EOS, and a target of BOS and EOS alone."""
 
     index: Shaped[np.ndarray, "pairs"] | FileArray  # of `INDEX_TYPE`
     ids: Integer[np.ndarray, "tokens"] | FileArray  # of all pairs, one after the other
     counts: Counts
     seed: int = 0  # what the checksums begin with: another text has others
     folder: Path = Path()  # where index and ids are files
+    objective: Objective | None = None  # what makes examples of texts; None: these are pairs
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of what its examples train."""
+        if self.objective is None:
+            return ("translation",)
+        return tuple(denoiser.name for denoiser in self.objective.denoisers)
 
     def rows(self, pairs: Integer[np.ndarray, "pairs"]) -> Shaped[np.ndarray, "pairs"]:
         """Return the rows of the index of some pairs."""
@@ -148,17 +158,18 @@ class Corpus:
         src_vocab_size: int,
         tgt_vocab_size: int,
         pad_id: int = 0,
-        weights: Sequence[float] = (1.0,),
+        weights: Sequence[float] | None = None,
     ) -> None:
-        self.parts, self.weights = tuple(parts), tuple(weights)
+        sizes = (float(part.counts.pairs) for part in parts)
+        self.parts, self.weights = tuple(parts), tuple(weights or sizes)
         self.src_vocab_size, self.tgt_vocab_size = src_vocab_size, tgt_vocab_size
         self.pad_id = pad_id
         self._ends = np.cumsum([part.counts.pairs for part in parts])
         self._begins = self._ends - [part.counts.pairs for part in parts]
 
     @classmethod
-    def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float]) -> "Corpus":
-        """Return corpora of one vocabulary as one, mixed by weight."""
+    def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float] | None = None) -> "Corpus":
+        """Return corpora of one vocabulary as one, mixed by weight; None: all equally often."""
         parts = [part for corpus in corpora for part in corpus.parts]
         first = corpora[0]
         return cls(parts, first.src_vocab_size, first.tgt_vocab_size, first.pad_id, weights)
@@ -186,27 +197,90 @@ class Corpus:
         shares = zip(self.parts, self._shares(), strict=True)
         return round(sum(part.counts.tokens * share for part, share in shares))
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether some examples are pieces of texts, whose lengths a plan decides."""
+        return any(part.objective is not None for part in self.parts)
+
+    @property
+    def longest_side(self) -> int:
+        """Columns of the longest side of a pair; texts are cut."""
+        return max(
+            (max(part.counts.lengths, default=0) for part in self.parts if part.objective is None),
+            default=0,
+        )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of what its examples train."""
+        return tuple(dict.fromkeys(task for part in self.parts for task in part.tasks))
+
+    def by_task(self) -> "dict[str, Corpus]":
+        """Return the corpora of each task alone; texts occur in each of their denoisers."""
+        parts: dict[str, list[Part]] = {task: [] for task in self.tasks}
+        for part in self.parts:
+            for number, task in enumerate(part.tasks):
+                alone = part.objective and part.objective.only(number)
+                parts[task].append(part._replace(objective=alone))
+        others = self.src_vocab_size, self.tgt_vocab_size, self.pad_id
+        return {task: Corpus(mine, *others) for task, mine in parts.items()}
+
     def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
         """Return the pairs at some places of all epochs, shuffled by a seed."""
+        return self.draw(seed, places)[0]
+
+    def draw(
+        self, seed: int, places: range
+    ) -> tuple[Int64[np.ndarray, "places"], Int64[np.ndarray, "places"]]:
+        """Return the `order` of pairs, and how often each was drawn before."""
         if len(self.parts) == 1:
-            return shuffled_numbers(len(self), seed, places)
+            return shuffled_numbers(len(self), seed, places), np.array(places) // len(self)
         import grain  # not at the top: a batch is made without it
 
         draws_of = [ENDLESS * part for part in range(len(self.parts) + 1)]
         drawn = [grain.MapDataset.range(*ends) for ends in itertools.pairwise(draws_of)]
         mixture = grain.MapDataset.mix(drawn, self.weights)
         owners, draws = np.divmod([mixture[place] for place in places], ENDLESS)
-        numbers = np.zeros(len(places), np.int64)
+        numbers, epochs = np.zeros((2, len(places)), np.int64)
         for owner, part in enumerate(self.parts):
             draws_of_part = draws[owners == owner].tolist()
             shuffled = shuffled_numbers(part.counts.pairs, seed + owner, draws_of_part)
             numbers[owners == owner] = self._begins[owner] + shuffled
-        return numbers
+            epochs[owners == owner] = np.array(draws_of_part, np.int64) // part.counts.pairs
+        return numbers, epochs
 
     def side_lengths(self, pairs: Integer[np.ndarray, "pairs"]) -> Int64[np.ndarray, "pairs 2"]:
         """Return the columns that source and target of each pair need, EOS included."""
         *_, rows = self._rows(pairs)
         return np.stack([rows["source"], rows["target"]], axis=1).astype(np.int64) - [0, 1]
+
+    def objectives(self, pairs: Integer[np.ndarray, "pairs"]) -> list[Objective | None]:
+        """Return what makes the examples of some texts; None for pairs."""
+        owners = np.searchsorted(self._ends, pairs, side="right")
+        return [self.parts[owner].objective for owner in owners]
+
+    def task_counts(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Return how many of some examples are of each of the `tasks`."""
+        counts = Counter()
+        objectives = self.objectives(np.array([piece.number for piece in pieces], np.int64))
+        for piece, objective in zip(pieces, objectives, strict=True):
+            chosen = 0 if objective is None else objective.draw(piece.key(objective.seed))
+            counts["translation" if objective is None else objective.denoisers[chosen].name] += 1
+        return tuple(counts[task] for task in self.tasks)
+
+    def read_pieces(self, pieces: Sequence[Piece]) -> Tokens:
+        """Return the ids of examples: pairs as they are, and denoised pieces of texts."""
+        numbers = np.array([piece.number for piece in pieces], np.int64)
+        ids, lengths = [np.zeros(0, np.int64)], []
+        read = zip(pieces, self.read(numbers).sides(), self.objectives(numbers), strict=True)
+        for piece, sides, objective in read:
+            if objective is not None:
+                text = sides[0][piece.begin : piece.end]
+                sides = objective.example(text, piece.key(objective.seed))
+            ids += sides
+            lengths.append([len(side) for side in sides])
+        sources, targets = np.array(lengths, np.int64).reshape(-1, 2).T
+        return Tokens(np.concatenate(ids), sources, targets)
 
     def read(self, pairs: Integer[np.ndarray, "pairs"]) -> Tokens:
         """Return the ids of some pairs; refuse a pair that differs from its checksum."""

@@ -1,15 +1,18 @@
-"""From lines to ids: which pairs of a text are kept, and what became of the others."""
+"""From lines to ids: which pairs or documents are kept, and what became of the others."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import BAD_LINES_NAMED, Corpus, Part, packed_part
-from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.denoising import LONGEST_TEXT, reserved_ids
+from jax_transformer.text.parallel_text import Documents, Text
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
@@ -76,22 +79,81 @@ def encode_pairs(
             unknown += source.count(tokenizer.unk_id) + target.count(tokenizer.unk_id)
             pairs.append(np.array([*source, tokenizer.bos_id, *target], smallest))
             source_lengths.append(len(source))
-    part = packed_part(pairs, source_lengths, seed, smallest)
+    return _counted(pairs, source_lengths, smallest, dropped, unknown, bad_lines, seed)
+
+
+def _counted(
+    pairs: list[Integer[np.ndarray, "_"]],
+    source_lengths: list[int],
+    dtype: np.dtype,
+    dropped: Counter[str],
+    unknown: int,
+    bad_lines: list[str] | None,
+    seed: int,
+) -> Part:
+    """Return pairs of ids as a part, with what became of the others."""
+    part = packed_part(pairs, source_lengths, seed, dtype)
     bad = tuple(bad_lines or ())
     dropped += Counter({"dropped for a bad line": len(bad)})
     counts = part.counts._replace(dropped=dropped, unknown=unknown)
     return part._replace(counts=counts._replace(bad_lines=bad[:BAD_LINES_NAMED]))
 
 
+def encode_documents(
+    lines: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer,
+    documents: Documents,
+    dropped: Counter[str],
+    bad_lines: list[str] | None,
+    seed: int = 0,
+) -> Part:
+    """Encode documents, given with their places, as texts of 2 to `LONGEST_TEXT` tokens.
+
+    Documents that are "joined" have EOS between them. A document that spells a sentinel or a mask
+    is a bad line. The other arguments are those of `encode_pairs`.
+    """
+    smallest = np.min_scalar_type(tokenizer.src_vocab_size - 1)
+    dropped, unknown, reserved = Counter(dropped), 0, reserved_ids(tokenizer)
+    whole: list[list[int]] = []
+    for start in range(0, len(lines), CHUNK):
+        chunk, places = zip(*lines[start : start + CHUNK], strict=True)
+        for place, ids in zip(places, tokenizer.encode_text(chunk), strict=True):
+            if not reserved.isdisjoint(ids):
+                if bad_lines is None:
+                    fault = "spells a sentinel or a mask; leave it out, or set bad_lines to 'skip'"
+                    raise InputError(f"{place}: {fault}")
+                bad_lines.append(place)
+            elif len(ids) < 2 and documents != "joined":
+                dropped["dropped as too short"] += 1
+            else:
+                unknown += ids.count(tokenizer.unk_id)
+                whole.append(ids)
+    if documents == "joined":
+        whole = [[i for ids in whole for i in (*ids, tokenizer.eos_id)]] if whole else []
+    end = np.array([tokenizer.bos_id, tokenizer.eos_id], smallest)
+    texts = [
+        np.concatenate([text, end])
+        for ids in whole
+        for text in np.array_split(np.array(ids, smallest), math.ceil(len(ids) / LONGEST_TEXT))
+    ]
+    lengths = [len(text) - len(end) for text in texts]
+    return _counted(texts, lengths, smallest, dropped, unknown, bad_lines, seed)
+
+
 def encode_text(
     text: Text, tokenizer: Tokenizer, max_length: int, skips_bad_lines: bool = False
 ) -> Corpus:
     """Encode a text in memory; drop and count the pairs with a side above `max_length` tokens."""
-    places = (f"pair {number}" for number in itertools.count(1))
-    lines = list(zip(text.sources, text.targets, places, strict=False))
+    unit = "document" if text.sources and not text.targets else "pair"
+    sides = (text.sources,) if unit == "document" else (text.sources, text.targets)
+    places = (f"{unit} {number}" for number in itertools.count(1))
+    lines = list(zip(*sides, places, strict=False))
     dropped = +Counter({"dropped for an empty side": text.dropped_empty})
     bad_lines = list(text.bad_lines) if skips_bad_lines else None
-    part = encode_pairs(lines, tokenizer, Filters(max_length), dropped, bad_lines)
+    if unit == "pair":
+        part = encode_pairs(lines, tokenizer, Filters(max_length), dropped, bad_lines)
+    else:
+        part = encode_documents(lines, tokenizer, "lines", dropped, bad_lines)
     if not part.counts.pairs:
         raise InputError(
             f"max_length={max_length} leaves none of {len(lines):,} pairs; "

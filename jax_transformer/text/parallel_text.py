@@ -1,4 +1,4 @@
-"""A parallel text in memory, or in files of any size, which are read in blocks of lines."""
+"""A parallel or plain text in memory, or in files of any size, which are read in blocks."""
 
 from __future__ import annotations
 
@@ -28,24 +28,30 @@ from jax_transformer.text.text_files import (
 
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
+BLOCK_BYTES = 2**24  # of the documents of a plain text that are read at a time, about
 
+# A document is a line, or what stands between "blank_lines"; or lines are "joined": an example may
+# go on from one to the next.
+Documents = Literal["lines", "blank_lines", "joined"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Reading(NamedTuple):
-    """How the lines of files become pairs."""
+    """How the lines of files become pairs, or documents of one side."""
 
     columns: tuple[int, ...] | None = None  # of source and target in a .tsv file that has others
     bad_lines: Literal["refuse", "skip"] = "refuse"  # skip drops the pairs of bad lines
+    documents: Documents | None = None  # of a plain text; None: the text is parallel
 
 
 USUAL_READING = Reading()
 
 
 class Block(NamedTuple):
-    r"""Lines of a parallel text that follow each other, as bytes without "\n".
+    r"""Lines of a text that follow each other, as bytes without "\n".
 
-    A line above `LONGEST_LINE` bytes is None. The lines of a .tsv file are sources without targets.
+    A line above `LONGEST_LINE` bytes is None. The lines of a .tsv file are sources without targets,
+    and so are documents, which may have "\n" between their lines.
     """
 
     first: int  # number of the first pair in the whole text, from 0
@@ -56,22 +62,27 @@ class Block(NamedTuple):
     targets: list[bytes | None]
     reading: Reading = USUAL_READING
 
-    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, str] | BadLine | None]:
-        """Return some pairs, or all; None for an overlong line, an error for a skipped bad line."""
+    def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, ...] | BadLine | None]:
+        """Return some pairs, or all; None for an overlong line, an error for a skipped bad line.
+
+        A document is a tuple of one.
+        """
         return [self._pair(i) for i in (range(len(self.sources)) if places is None else places)]
 
     def place(self, place: int) -> str:
-        """Return the files and the number of a line, for a message on its pair."""
+        """Return the files and the number of a line or document, for a message."""
         names = " or ".join(filter(None, (self.source_name, self.target_name)))
         return f"{names}:{self.first_line + place}"
 
-    def _pair(self, place: int) -> tuple[str, str] | BadLine | None:
+    def _pair(self, place: int) -> tuple[str, ...] | BadLine | None:
         number = self.first_line + place
         sides = [side[place] for side in (self.sources, self.targets) if side]
         if None in sides:
             return None
         try:
             source = decode_line(sides[0], self.source_name, number)
+            if self.reading.documents is not None:
+                return (source,)
             if self.target_name is not None:
                 return source, decode_line(sides[1], self.target_name, number)
             columns, chosen = source.split("\t"), self.reading.columns
@@ -107,14 +118,18 @@ class FileFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Sentences and their translations in memory: `targets[i]` translates `sources[i]`."""
+    """Sentences and their translations in memory: `targets[i]` translates `sources[i]`.
+
+    A plain text has documents as sources, and no targets.
+    """
 
     sources: tuple[str, ...]
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] = ()
     dropped_empty: int = 0  # pairs that were dropped because a side was blank
     bad_lines: tuple[str, ...] = ()  # places of pairs that were dropped because of a bad line
 
     names = "the sources and targets"  # for messages
+    reading = USUAL_READING
 
     @property
     def pairs(self) -> int:
@@ -136,7 +151,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Files of a parallel text, in order; a line of a .tsv file is a source, a tab and a target."""
+    """Files of a text, in order; a line of a .tsv file is a source, a tab and a target."""
 
     sources: tuple[Path, ...]
     targets: tuple[Path, ...] = ()  # the translations of each source file that is not .tsv
@@ -145,8 +160,10 @@ class TextFiles:
 
     def __post_init__(self) -> None:
         for path in self.sources + self.targets:
-            if is_tsv(path) and path in self.targets:
+            if is_tsv(path) and (path in self.targets or self.reading.documents):
                 raise InputError(f"{path}: a .tsv file holds pairs; name it among the sources")
+        if self.reading.documents:
+            return
         sources = sum(not is_tsv(path) for path in self.sources)
         if sources != len(self.targets):
             raise InputError(
@@ -161,13 +178,14 @@ class TextFiles:
 
     @property
     def pairs(self) -> int:
-        """Number of lines of the sources, by their facts."""
+        """Number of lines (of documents, in a plain text) of the sources, by their facts."""
         return sum(fact.lines for fact in self.facts[: len(self.sources)])
 
     @property
     def sha256(self) -> str:
         """Digest of the files and of how they are read, as 64 hex digits."""
-        return json_digest([[fact.sha256 for fact in self.facts], *self.reading])
+        reading = self.reading[: None if self.reading.documents else -1]
+        return json_digest([[fact.sha256 for fact in self.facts], *reading])
 
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the lines in blocks; a block ends after `pairs` pairs or with its file.
@@ -188,7 +206,7 @@ class TextFiles:
         facts = {}
         for path in self.sources + self.targets:
             known = read.get((str(path.absolute()), _state(path)))
-            facts[path] = fact = known or _read_facts(path)
+            facts[path] = fact = known or _read_facts(path, self.reading)
             read[fact.path, fact.state] = fact
         for files in self.aligned():
             lines = [facts[path].lines for path in files]
@@ -198,9 +216,11 @@ class TextFiles:
         return dataclasses.replace(self, facts=ordered)
 
     def aligned(self) -> list[tuple[Path, ...]]:
-        """Return each .tsv file, and each other source file with its target file, in order."""
-        targets = iter(self.targets)
-        return [(path,) if is_tsv(path) else (path, next(targets)) for path in self.sources]
+        """Return each .tsv or plain file, and each source file with its target file, in order."""
+        targets, alone = iter(self.targets), self.reading.documents is not None
+        return [
+            (path,) if alone or is_tsv(path) else (path, next(targets)) for path in self.sources
+        ]
 
     def _check_unchanged(self) -> None:
         for fact in self.facts:
@@ -231,12 +251,12 @@ def read_text(
         lines += len(block.sources)
     if not pairs:
         raise no_pairs(files.names, lines)
-    sources, targets = zip(*pairs, strict=True)
-    return Text(sources, targets, lines - len(pairs) - len(bad), tuple(bad))
+    counts = {"dropped_empty": lines - len(pairs) - len(bad), "bad_lines": tuple(bad)}
+    return Text(*zip(*pairs, strict=True), **counts)
 
 
-def has_text(pair: tuple[str, str] | BadLine | None) -> bool:
-    """Return whether a pair has two sides, neither blank: it is neither overlong nor a bad line."""
+def has_text(pair: tuple[str, ...] | BadLine | None) -> bool:
+    """Return whether no side of a pair is blank, and it is neither overlong nor a bad line."""
     return isinstance(pair, tuple) and not any(map(is_blank, pair))
 
 
@@ -260,12 +280,13 @@ def _as_paths(paths: Paths) -> tuple[Path, ...]:
 def _file_blocks(
     files: tuple[Path, ...], first: int, pairs: int, reading: Reading
 ) -> Iterator[Block]:
-    """Yield the blocks of two line-aligned files or of one .tsv file; see `TextFiles.blocks`."""
-    names = [*map(str, files), None]
+    """Yield the blocks of two line-aligned files or of one alone; see `TextFiles.blocks`."""
+    names, done = [*map(str, files), None], 0
     with contextlib.ExitStack() as opened:
-        readers = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
-        for done in itertools.count(step=pairs):
-            sides = [list(itertools.islice(reader, pairs)) for reader in readers]
+        lines = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
+        readers = [_units(side, reading) for side in lines]
+        while True:
+            sides = [_next_lines(reader, pairs, reading) for reader in readers]
             counts = [done + len(side) for side in sides]
             if len(set(counts)) > 1:
                 unread = [sum(1 for _ in reader) for reader in readers]
@@ -273,6 +294,38 @@ def _file_blocks(
             if not sides[0]:
                 return
             yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2], reading)
+            done = counts[0]
+
+
+def _next_lines(reader: Iterator[bytes | None], most: int, reading: Reading) -> list[bytes | None]:
+    """Return the next lines of a file; of documents, about `BLOCK_BYTES`."""
+    if reading.documents is None:
+        return list(itertools.islice(reader, most))
+    taken, size = [], 0
+    for document in itertools.islice(reader, most):
+        taken.append(document)
+        size += len(document or b"")
+        if size >= BLOCK_BYTES:
+            break
+    return taken
+
+
+def _units(lines: Iterator[bytes | None], reading: Reading) -> Iterator[bytes | None]:
+    """Yield lines, or the documents between blank ones; a document has at most `LONGEST_LINE`."""
+    if reading.documents != "blank_lines":
+        yield from lines
+        return
+    document, size = [], 0
+    for line in itertools.chain(lines, [b""]):
+        is_text = line is not None and bool(line.strip())
+        if document and (not is_text or size + len(line) > LONGEST_LINE):
+            yield b"\n".join(document)
+            document, size = [], 0
+        if line is None:
+            yield None
+        elif is_text:
+            document.append(line.removesuffix(b"\r"))
+            size += len(line) + 1
 
 
 def _misaligned(files: tuple[Path, ...], lines: list[int]) -> InputError:
@@ -292,12 +345,12 @@ def _state(path: Path) -> tuple[int, int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def _read_facts(path: Path) -> FileFacts:
+def _read_facts(path: Path, reading: Reading) -> FileFacts:
     before = _state(path)
     with open_text(path) as file, errors_naming(path, FAULT, OSError):
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        lines = sum(1 for _ in read_lines(file, str(path)))
+        lines = sum(1 for _ in _units(read_lines(file, str(path)), reading))
     if before != _state(path):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
     size, mtime_ns, *others = before

@@ -4,7 +4,9 @@ The pairs are shuffled by number over the whole corpus and cut into windows. The
 depend on the window alone: a resumed run plans only the window that it is in.
 """
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,10 +14,13 @@ from jaxtyping import Int64, Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import Corpus
+from jax_transformer.text.denoising import LONGEST_TEXT, Objective
+from jax_transformer.text.pieces import LOOK_AHEAD, Piece, fill_rows_with
 
 WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
 WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
-LOOK_AHEAD = 256  # pairs that are considered for the next packed row
+WINDOW_TOKENS = 2**21  # fewest tokens of a window of a corpus with texts
+MEASURED_TEXTS = 512  # texts and pairs that decide how long the rows of source and target are
 
 
 @runtime_checkable
@@ -37,6 +42,8 @@ class PlannedBatch(NamedTuple):
     members: Integer[np.ndarray, "members"]  # numbers of the pairs
     # The row of each member of a packed batch, ascending; else None: member i is in row i.
     member_rows: Integer[np.ndarray, "members"] | None = None
+    target_length: int | None = None  # of a row's target; None: `length`
+    pieces: tuple[Piece, ...] | None = None  # the members where some are pieces of texts
 
 
 class EpochLayout(NamedTuple):
@@ -45,6 +52,7 @@ class EpochLayout(NamedTuple):
     windows: int  # number of windows
     window_pairs: int  # of each window; the last one may have fewer
     shapes: tuple[tuple[int, int], ...]  # rows and length of each kind of batch, by length
+    target_length: int | None = None  # where sources and targets have rows of other lengths
 
 
 def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
@@ -55,18 +63,22 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
     """
     counts, pairs = corpus.length_counts, len(corpus)
     mean = np.average(np.arange(len(counts)), weights=counts)
-    wanted = max(WINDOW_PAIRS, math.ceil(WINDOW_BATCHES * settings.max_tokens / mean))
+    fewest = math.ceil(WINDOW_TOKENS / mean) if corpus.has_texts else WINDOW_PAIRS
+    wanted = max(fewest, math.ceil(WINDOW_BATCHES * settings.max_tokens / mean))
     windows = math.ceil(pairs / wanted)
     window_pairs = math.ceil(pairs / windows)
     if settings.batching == "packed":
-        longest = len(counts) - 1
+        longest = corpus.longest_side
         if longest > settings.pack_length:
             raise InputError(
                 f"pack_length={settings.pack_length} is shorter than the longest sentence, which "
                 f"has {longest} tokens; raise it or lower max_length"
             )
         rows = max(1, settings.max_tokens // settings.pack_length)
-        return EpochLayout(windows, window_pairs, ((rows, settings.pack_length),))
+        length, target_length = settings.pack_length, None
+        if corpus.has_texts:
+            length, target_length = row_lengths(corpus, settings)
+        return EpochLayout(windows, window_pairs, ((rows, length),), target_length)
     shapes, shorter = [], 0
     for length in bucket_lengths(counts, settings.bucket_count):
         share = round(counts[shorter : length + 1].sum() / counts.sum() * pairs / windows)
@@ -83,13 +95,21 @@ def plan_window(
     begin = window * layout.window_pairs
     end = min(begin + layout.window_pairs, len(corpus))
     first = epoch * len(corpus)
-    numbers = corpus.order(settings.seed, range(first + begin, first + end))
+    places = range(first + begin, first + end)
+    generator = np.random.default_rng([settings.seed, epoch, window])
+    if corpus.has_texts:
+        (shape,) = layout.shapes
+        rows = fill_rows_with(
+            _whole(corpus, settings.seed, places), (shape[1], layout.target_length)
+        )
+        # The pieces of a text are in rows that follow each other; they go to other batches.
+        return _batches_of([rows[i] for i in generator.permutation(len(rows))], *shape, layout)
+    numbers = corpus.order(settings.seed, places)
     sides = corpus.side_lengths(numbers)
     if settings.batching == "packed":
         (shape,) = layout.shapes
         return _packed(numbers, sides, *shape)
     plan = _buckets(numbers, sides.max(axis=1), layout.shapes)
-    generator = np.random.default_rng([settings.seed, epoch, window])
     return [plan[index] for index in generator.permutation(len(plan))]
 
 
@@ -103,6 +123,55 @@ def plan_epoch(corpus: Corpus, settings: BatchSettings, epoch: int) -> list[Plan
     ]
 
 
+def row_lengths(corpus: Corpus, settings: BatchSettings) -> tuple[int, int]:
+    """Return the tokens of the rows of source and target; the longer one has `pack_length`.
+
+    Their proportion is that of the first examples of the run, but any pair fits.
+    """
+    longest, sums = settings.pack_length, [0, 0]
+    places = range(min(MEASURED_TEXTS, len(corpus)))
+    for row in fill_rows_with(_whole(corpus, settings.seed, places), (longest, longest)):
+        sums[0] += sum(piece.source for piece in row)
+        sums[1] += sum(piece.target for piece in row)
+    needed = corpus.longest_side
+    return tuple(max(math.ceil(longest * side / max(sums)), needed) for side in sums)
+
+
+def first_pieces(corpus: Corpus, seed: int, count: int) -> list[Piece]:
+    """Return the first pieces of the first texts of epoch 0, as long as examples may be."""
+    places = range(min(count, len(corpus)))
+    pieces = []
+    for each in _whole(corpus, seed, places):
+        (piece, *_), *_ = fill_rows_with([each], (2 * LONGEST_TEXT,) * 2)
+        pieces.append(piece)
+    return pieces
+
+
+def _whole(corpus: Corpus, seed: int, places: range) -> Iterator[tuple[Piece, Objective | None]]:
+    """Yield the texts and pairs at some places of all epochs, with what makes their examples."""
+    numbers, epochs = corpus.draw(seed, places)
+    sides, objectives = corpus.side_lengths(numbers), corpus.objectives(numbers)
+    drawn = zip(numbers.tolist(), epochs.tolist(), sides.tolist(), objectives, strict=True)
+    for number, epoch, (source, target), objective in drawn:
+        end = 0 if objective is None else source
+        yield Piece(number, epoch, 0, end, source, target), objective
+
+
+def _batches_of(
+    filled: list[list[Piece]], rows: int, length: int, layout: EpochLayout
+) -> list[PlannedBatch]:
+    """Return rows of pieces as batches; the last one may have empty rows."""
+    plan = []
+    for start in range(0, len(filled), rows):
+        batch = filled[start : start + rows]
+        member_rows = np.repeat(np.arange(len(batch)), list(map(len, batch)))
+        pieces = tuple(piece for row in batch for piece in row)
+        members = np.array([piece.number for piece in pieces], np.int64)
+        shape = rows, length
+        plan.append(PlannedBatch(*shape, members, member_rows, layout.target_length, pieces))
+    return plan
+
+
 def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
     """Return a planned batch of some rows of this one; `rows` are ascending indices [rows]."""
     members, member_rows = planned.members, planned.member_rows
@@ -110,7 +179,12 @@ def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> Plann
         return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
     taken = np.isin(member_rows, rows)
     taken_rows = np.searchsorted(rows, member_rows[taken])
-    return PlannedBatch(len(rows), planned.length, members[taken], taken_rows)
+    pieces = planned.pieces
+    if pieces is not None:
+        pieces = tuple(itertools.compress(pieces, taken))
+    return planned._replace(
+        rows=len(rows), members=members[taken], member_rows=taken_rows, pieces=pieces
+    )
 
 
 def _buckets(

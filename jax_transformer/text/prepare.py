@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -28,7 +29,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.storage.writing import to_disk
 from jax_transformer.text.corpus import INDEX_TYPE, NOTHING, Corpus, Counts, FileArray, Part, again
-from jax_transformer.text.encoding import Filters, encode_pairs
+from jax_transformer.text.encoding import Filters, encode_documents, encode_pairs
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     Block,
@@ -57,6 +58,7 @@ class Task(NamedTuple):
     filters: Filters
     tokenizer: Tokenizer
     key: str  # digest of all this
+    prefix: str = ""  # before each source of a pair
 
 
 def corpus_task(
@@ -65,6 +67,7 @@ def corpus_task(
     filters: Filters,
     left_out: dict[str, Int64[np.ndarray, "_"]],
     drop_duplicates: bool,
+    prefix: str = "",
 ) -> Task:
     """Return a corpus to prepare; `without_duplicates` then finds the pairs that are dropped."""
     recipe = {
@@ -77,8 +80,9 @@ def corpus_task(
             for reason, numbers in left_out.items()
         },
         "drop_duplicates": drop_duplicates,
+        **({"prefix": prefix} if prefix else {}),
     }
-    return Task(text, left_out, filters, tokenizer, json_digest(recipe))
+    return Task(text, left_out, filters, tokenizer, json_digest(recipe), prefix)
 
 
 def without_duplicates(store: Path, task: Task, console: Console) -> Task:
@@ -114,7 +118,7 @@ def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "
 def pair_records(block: Block) -> UInt64[np.ndarray, "_ 3"]:
     r"""Return the digest, as two numbers, and the number of each pair that is not blank.
 
-    The digest is BLAKE2b of source, "\n" (which no side contains) and target.
+    The digest is BLAKE2b of source, "\n" (which no side contains) and target, or of a document.
     """
     pairs = block.pairs()
     places = [place for place, pair in enumerate(pairs) if has_text(pair)]
@@ -219,6 +223,8 @@ def _check_kept(task: Task, counts: Counts) -> None:
         return
     if counts.dropped.keys() <= {"dropped for an empty side", "dropped for a bad line"}:
         raise no_pairs(task.text.names, task.text.pairs)
+    if task.text.reading.documents:
+        raise InputError(f"{task.text.names}: no document has two tokens; name other files")
     filters = ", ".join(f"{name}={value}" for name, value in task.filters._asdict().items())
     raise InputError(
         f"{filters} leave none of {task.text.pairs:,} pairs; raise them or name a corpus with "
@@ -233,7 +239,8 @@ def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[
     def works() -> Iterator[Callable[[], Part]]:
         for block in itertools.islice(task.text.blocks(BLOCK_PAIRS), blocks, None):
             yield functools.partial(
-                encode_block, block, _places(task, block), task.filters, tokenizer, seed
+                encode_block,
+                *(block, _places(task, block), task.filters, tokenizer, seed, task.prefix),
             )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -256,15 +263,22 @@ def _places(task: Task, block: Block) -> dict[int, str]:
 
 
 def encode_block(
-    block: Block, left_out: dict[int, str], filters: Filters, tokenizer: str, seed: int
+    block: Block,
+    left_out: dict[int, str],
+    filters: Filters,
+    tokenizer: str,
+    seed: int,
+    prefix: str = "",
 ) -> Part:
     """Return the ids of a block's pairs that are kept; runs in a worker.
 
     `left_out` has the reasons why pairs are not kept, by their place in the block.
     """
     dropped, lines = Counter(), []
+    documents = block.reading.documents
     bad_lines = [] if block.reading.bad_lines == "skip" else None
-    most = CHARACTERS_OF_A_TOKEN * filters.max_length
+    # A document of any length becomes several texts.
+    most = math.inf if documents else CHARACTERS_OF_A_TOKEN * filters.max_length
     try:
         for place, pair in enumerate(block.pairs()):
             if place in left_out:
@@ -276,7 +290,10 @@ def encode_block(
             elif not has_text(pair):
                 dropped["dropped for an empty side"] += 1
             else:
-                lines.append((*pair, block.place(place)))
+                lines.append((prefix + pair[0], *pair[1:], block.place(place)))
+        if documents:
+            encoded = lines, _tokenizer(tokenizer), documents, dropped, bad_lines, seed
+            return encode_documents(*encoded)
         return encode_pairs(lines, _tokenizer(tokenizer), filters, dropped, bad_lines, seed)
     except InputError as error:
         raise InputError(str(error)) from None  # one that a process can hand to another one

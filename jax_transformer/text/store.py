@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
 import msgspec
@@ -30,6 +30,7 @@ from jax_transformer.storage.reading import json_digest, read_bytes
 from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.corpus import shuffled_numbers
+from jax_transformer.text.denoising import MODE_TOKENS, SENTINEL
 from jax_transformer.text.parallel_text import (
     BLOCK_PAIRS,
     FileFacts,
@@ -38,7 +39,13 @@ from jax_transformer.text.parallel_text import (
     has_text,
     no_pairs,
 )
-from jax_transformer.tokenizers import Tokenizer, from_text, to_text, train_byte_pair
+from jax_transformer.tokenizers import (
+    Tokenizer,
+    from_text,
+    to_text,
+    train_byte_pair,
+    train_unigram,
+)
 
 FORMAT = 4  # of the entries
 MOST_BYTES = 2**28  # the largest entries are the held-out pairs and the tokenizers
@@ -127,7 +134,8 @@ def one_line_faults(folder: Path) -> Iterator[None]:
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
     """Return a text with its facts; a file that has not changed is not read again."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
-    entry = store / "texts" / f"{json_digest([FORMAT, *paths])}.json"
+    units = [text.reading.documents] if text.reading.documents else []
+    entry = store / "texts" / f"{json_digest([FORMAT, *units, *paths])}.json"
     with locked(entry.parent, console):
         earlier = read_entry(entry, list[FileFacts]) if entry.exists() else []
         with console.status("reading the text"):
@@ -142,7 +150,7 @@ def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFile
 def held_out(
     store: Path, text: Text | TextFiles, count: int, seed: int, console: Console
 ) -> tuple[Int64[np.ndarray, "_"], Text]:
-    """Return the numbers and the lines of validation pairs, which have text on both sides.
+    """Return the numbers and the lines of validation pairs or documents, which have text.
 
     A seeded shuffle chooses them; they are returned in the order of the text.
     """
@@ -154,11 +162,13 @@ def held_out(
         return [list(lines), *zip(*lines.values(), strict=True)]
 
     declared = tuple[list[int], tuple[str, ...], tuple[str, ...]]
+    if text.reading.documents:
+        declared = tuple[list[int], tuple[str, ...]]
     numbers, *sides = read_or_make(entry, declared, console, choose)
     return np.array(numbers, np.int64), Text(*sides)
 
 
-def _chosen_by_seed(text: Text | TextFiles, count: int, seed: int) -> dict[int, tuple[str, str]]:
+def _chosen_by_seed(text: Text | TextFiles, count: int, seed: int) -> dict[int, tuple[str, ...]]:
     asked, most = count, min(text.pairs, max(MOST_CANDIDATES, 4 * count))
     while True:
         asked = min(2 * asked + 64, most)
@@ -180,7 +190,7 @@ def _chosen_by_seed(text: Text | TextFiles, count: int, seed: int) -> dict[int, 
 
 def chosen_pairs(
     text: Text | TextFiles, numbers: Int64[np.ndarray, "_"]
-) -> Iterator[tuple[int, tuple[str, str]]]:
+) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield some pairs of a text with their numbers, which are ascending."""
     for block in text.blocks(BLOCK_PAIRS):
         begin, end = np.searchsorted(numbers, [block.first, block.first + len(block.sources)])
@@ -188,28 +198,40 @@ def chosen_pairs(
         yield from zip(chosen, block.pairs([n - block.first for n in chosen]), strict=True)
 
 
+class Vocabulary(NamedTuple):
+    """Which tokenizer is trained."""
+
+    size: int  # most entries
+    byte_fallback: bool  # whether it has the 256 bytes
+    sentinels: int = 0  # 0: a byte-pair encoding; more: a unigram model with tokens for denoising
+
+
+def _cut(document: str, longest: int) -> tuple[str, ...]:
+    return tuple(document[i : i + longest] for i in range(0, len(document), longest))
+
+
 def trained_tokenizer(
     store: Path,
     texts: list[Text | TextFiles],
     without: Int64[np.ndarray, "_"],
-    vocab_size: int,
-    byte_fallback: bool,
+    vocabulary: Vocabulary,
     most_pairs: int,
     longest: int,
     seed: int,
     console: Console,
 ) -> Tokenizer:
-    """Return the byte-pair encoding of texts, trained on a seeded sample of `most_pairs` pairs.
+    """Return the tokenizer of texts, trained on a seeded sample of `most_pairs` pairs.
 
-    It sees no line of more than `longest` characters, and of the first text none of the pairs
-    whose numbers `without` has, ascending.
+    It sees no line of more than `longest` characters (documents are cut), and of the first text
+    none of the pairs whose numbers `without` has, ascending.
     """
     recipe = {
         "format": FORMAT,
         "texts": [text.sha256 for text in texts],
         "without": hashlib.sha256(without.tobytes()).hexdigest(),
-        "vocab_size": vocab_size,
-        "byte_fallback": byte_fallback,
+        "vocab_size": vocabulary.size,
+        "byte_fallback": vocabulary.byte_fallback,
+        **({"sentinels": vocabulary.sentinels} if vocabulary.sentinels else {}),
         "pairs": most_pairs,
         "longest": longest,
         "longest_word": LONGEST_WORD,
@@ -226,6 +248,8 @@ def trained_tokenizer(
             if not place:
                 numbers = np.setdiff1d(numbers, without, assume_unique=True)
             for _, pair in chosen_pairs(text, numbers):
+                if text.reading.documents and has_text(pair):
+                    pair = _cut(pair[0], longest)
                 for line in pair if has_text(pair) else ():
                     if len(line) > longest or has_long_word(line):
                         left_out += 1
@@ -234,7 +258,13 @@ def trained_tokenizer(
 
     def train() -> str:
         with console.status("training the tokenizer"):
-            tokenizer = train_byte_pair(lines(), vocab_size, byte_fallback=byte_fallback)
+            size, bytes_too = vocabulary.size, {"byte_fallback": vocabulary.byte_fallback}
+            if vocabulary.sentinels:
+                names = [SENTINEL.format(number) for number in range(vocabulary.sentinels)]
+                special = {"special_tokens": [*names, *MODE_TOKENS]}
+                tokenizer = train_unigram(lines(), size, **special, **bytes_too)
+            else:
+                tokenizer = train_byte_pair(lines(), size, **bytes_too)
         if left_out:
             console.print(
                 f"{left_out:,} lines left out of the training of the tokenizer: of more "

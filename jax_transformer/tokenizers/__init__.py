@@ -19,6 +19,7 @@ from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.readers.model_files import read_files
 from jax_transformer.tokenizers.segmenters import LineError
 from jax_transformer.tokenizers.tokenizer import Tokenizer
+from jax_transformer.tokenizers.unigram import train_unigram
 
 __all__ = [
     "BYTE_PAIR_IDS",
@@ -35,5 +36,6 @@ __all__ = [
     "separate",
     "to_text",
     "train_byte_pair",
+    "train_unigram",
     "write_files",
 ]

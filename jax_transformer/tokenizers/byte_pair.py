@@ -119,12 +119,9 @@ def _untrained(byte_fallback: bool, removed: str | None = UNSEEN) -> tokenizers.
     unknown = SPECIAL_TOKENS[BYTE_PAIR_IDS["unk_id"]]
     model = models.BPE(unk_token=unknown, byte_fallback=byte_fallback)
     tokenizer = tokenizers.Tokenizer(model)
-    # Whitespace is what str.split() splits at. A space marks the beginning of a word, because
-    # normalised text has spaces nowhere else; the usual mark "▁" may occur in a text.
-    whitespace = tokenizers.Regex(r"[\s\x1c-\x1f]+")
-    one_space = normalizers.Replace(whitespace, " ")
-    unseen = [normalizers.Replace(tokenizers.Regex(removed), "")] if removed else []
-    steps = [normalizers.NFC(), *unseen, one_space, normalizers.Strip(), normalizers.Prepend(" ")]
+    # A space marks the beginning of a word, because normalised text has spaces nowhere else; the
+    # usual mark "▁" may occur in a text.
+    steps = [*text_normalizer(removed), normalizers.Prepend(" ")]
     tokenizer.normalizer = normalizers.Sequence(steps)
     word_or_symbol = tokenizers.Regex(r" ?(?:[^ \p{P}\p{S}]+|[\p{P}\p{S}])")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(word_or_symbol, "isolated")
@@ -134,6 +131,14 @@ def _untrained(byte_fallback: bool, removed: str | None = UNSEEN) -> tokenizers.
     tokenizer.decoder = decoders.Sequence([*shown, decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
+
+
+def text_normalizer(removed: str | None = UNSEEN) -> list[normalizers.Normalizer]:
+    """Return the steps that give text in Unicode normal form C with single spaces."""
+    # Whitespace is what str.split() splits at.
+    one_space = normalizers.Replace(tokenizers.Regex(r"[\s\x1c-\x1f]+"), " ")
+    unseen = [normalizers.Replace(tokenizers.Regex(removed), "")] if removed else []
+    return [normalizers.NFC(), *unseen, one_space, normalizers.Strip()]
 
 
 def _rules(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:

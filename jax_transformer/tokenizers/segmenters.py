@@ -87,6 +87,10 @@ class LibrarySegmenter:
         """Return the token of an id; None where the vocabulary has a gap."""
         return self.library.id_to_token(token_id)
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; None if the vocabulary lacks it."""
+        return self.library.token_to_id(token)
+
 
 class SentencePieceSegmenter:
     """A sentencepiece model whose pieces have the ids of another vocabulary.
@@ -185,6 +189,10 @@ class SentencePieceSegmenter:
         if self.rule == "marian" and 0 <= token_id < self.joiner.get_piece_size():
             return self.joiner.id_to_piece(token_id)
         return self._tokens.get(self._unk_id, "<unk>")
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; None if the vocabulary lacks it."""
+        return self.ids.get(token)
 
     def _known_codes(self) -> str:
         codes = [token for token in self.ids if language_code(token) == (token, "")]

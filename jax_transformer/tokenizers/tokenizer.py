@@ -15,7 +15,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
-from jax_transformer.tokenizers.segmenters import LineError, Segmenter
+from jax_transformer.tokenizers.segmenters import MARK, LineError, Segmenter
 
 TOKENIZER_IDS = (*SPECIAL_IDS, "unk_id")
 AFFIXES = ("source_prefix", "source_suffix", "target_prefix", "target_suffix")
@@ -208,6 +208,16 @@ class Tokenizer:
                     token = side.segmenter.token(max(ids))
                     raise LineError(row, f"has the token {token!r}, which the model lacks")
         return [[*prefix, *ids[:most], *suffix] for ids in rows]
+
+    def encode_text(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text by the tokenizer of the sources, without special ids."""
+        return self.source.segmenter.encode(texts)
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token of the sources; None if the vocabulary lacks it."""
+        names = token, MARK + token  # sentinels of mT5 are pieces of a sentencepiece model
+        found = map(self.source.segmenter.token_id, names)
+        return next((i for i in found if i is not None and i < self.src_vocab_size), None)
 
     def without_padding(self, ids: list[int]) -> list[int]:
         """Return ids without padding that the text spells: no model has learned what it means."""

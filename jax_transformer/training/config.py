@@ -14,7 +14,9 @@ Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 
-Schedule = Literal["noam", "inverse_square_root", "cosine", "constant"]
+Schedule = Literal["noam", "inverse_square_root", "t5", "cosine", "constant"]
+Optimizer = Literal["adam", "adafactor", "muon"]
+Objective = Literal["translation", "span_corruption", "ul2", "infilling", "prefix_lm"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu", "chrf"]
@@ -30,12 +32,17 @@ class TrainingConfig:
     Attributes:
         steps: Optimizer steps.
         schedule: Learning rate after the linear warm-up: "noam" is section 5.3, "cosine" ends at 0
-            with the last step.
+            with the last step. "t5" has no linear warm-up: its rate is constant for `warmup_steps`,
+            then falls with the inverse square root of the step (Raffel et al. 2020, section 3.1.2:
+            learning_rate 0.01, warmup_steps 10000).
         warmup_steps: Steps in which the learning rate grows linearly (section 5.3).
         learning_rate_factor: With "noam", factor on the rate of section 5.3; the peak is factor /
             sqrt(d_model * warm-up steps).
         learning_rate: With any other schedule, the peak of the learning rate.
         cooldown_steps: Last steps in which the rate also falls linearly to 0; not with "cosine".
+        optimizer: "adam", or by their names in optax "adafactor" (Shazeer and Stern 2018), which
+            clips each update and scales it by its parameter, and "muon" (Jordan et al. 2024) for
+            the kernels of the layers, with Adam for all others.
         adam_beta1: Decay of Adam's first moment.
         adam_beta2: Decay of Adam's second moment.
         adam_epsilon: Added to the root of Adam's second moment.
@@ -64,12 +71,18 @@ class TrainingConfig:
             inputs, or "dots", everything except the matrix products with kernels.
         scan_layers: Compile the layers as one loop, which shortens the compilation of a deep model;
             the dropout masks are then different ones.
+        objective: What a plain text (--text) trains: "span_corruption" (T5), "ul2" (seven
+            denoisers), "infilling" (BART) or "prefix_lm". Pairs always train "translation".
+        noise_density: Share of the tokens that are noise; by default 0.15 for "span_corruption",
+            0.3 for "infilling".
+        mean_span_length: Mean tokens of a span of noise; by default 3.
         label_smoothing: Probability spread evenly over the vocabulary (section 5.4).
         max_tokens: Most tokens of a batch on each side, padding included (sentences times length).
         batching: A row of a batch is one pair, in "buckets" of similar lengths, or several "packed"
             pairs.
         bucket_count: With "buckets", most batch lengths; each is compiled separately.
-        pack_length: With "packed", the batch length of source and target.
+        pack_length: With "packed", the batch length of source and target. With a plain text, that
+            of the longer side; the other one is as much shorter as examples are on average.
         evaluation_interval: Steps between two evaluations of the validation loss; each writes a
             checkpoint of the run.
         select_by: What selects the best evaluation: the validation loss, or the BLEU or chrF of
@@ -87,6 +100,7 @@ class TrainingConfig:
     learning_rate_factor: Positive = 0.6
     learning_rate: Positive = 1e-3
     cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    optimizer: Optimizer = "adam"
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.98
     adam_epsilon: Positive = 1e-9
@@ -104,6 +118,9 @@ class TrainingConfig:
     gradient_dtype: ComputeDtype = "bfloat16"
     remat: Remat = "none"
     scan_layers: bool = False
+    objective: Objective = "translation"
+    noise_density: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    mean_span_length: Annotated[float, Meta(ge=1)] | None = None
     label_smoothing: Share = 0.1
     max_tokens: Count = 2048
     batching: Batching = "buckets"
@@ -126,6 +143,10 @@ class TrainingConfig:
             )
         if self.cooldown_steps and self.schedule == "cosine":
             raise InputError(f"cooldown_steps={self.cooldown_steps} must be 0 for schedule=cosine")
+        if self.optimizer == "adafactor" and self.weight_decay:
+            raise InputError(
+                f"weight_decay={self.weight_decay} must be 0 for optimizer='adafactor'; set it to 0"
+            )
         if self.batching == "packed" and self.pack_length > self.max_tokens:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")

@@ -1,4 +1,4 @@
-"""The optimizer: Adam under the schedule of section 5.3 and under other common schedules.
+"""The optimizer: Adam, Adafactor or Muon, under the schedule of section 5.3 and others.
 
 `with_guard` rejects steps and `parameter_ema` averages parameters, with any optimizer of optax.
 """
@@ -25,9 +25,10 @@ def learning_rate_schedule(
 ) -> optax.Schedule:
     """Return the learning rate as a function of the number of steps already made.
 
-    The rate grows linearly for `warmup_steps`. After that, at step n counted from 1, it is the peak
-    times a share: 1 ("constant"), sqrt(warmup_steps / n) ("inverse_square_root" and "noam"), or a
-    half cosine that reaches 0 at `steps` ("cosine"). The peak of "noam" is
+    The rate grows linearly for `warmup_steps`; with "t5" it is then constant. After that, at step n
+    counted from 1, it is the peak times a share: 1 ("constant"), sqrt(warmup_steps / n)
+    ("inverse_square_root", "noam" and "t5"), or a half cosine that reaches 0 at `steps` ("cosine").
+    The peak of "noam" is
     factor / sqrt(d_model * warmup_steps) (section 5.3). Over the last `cooldown_steps` the rate is
     also multiplied by a line that falls to 0.
     """
@@ -48,7 +49,8 @@ def learning_rate_schedule(
         if training_config.cooldown_steps:
             left = (training_config.steps + 1 - step) / training_config.cooldown_steps
             share = share * jnp.clip(left, 0, 1)
-        return peak * jnp.minimum(step / warmup, share)
+        rise = jnp.ones_like(step) if schedule == "t5" else step / warmup
+        return peak * jnp.minimum(rise, share)
 
     return learning_rate
 
@@ -126,6 +128,42 @@ def adam(
     schedule = learning_rate_schedule(config, training_config)
     chain.append(refusable(optax.scale_by_learning_rate(schedule)))
     return optax.chain(*chain)
+
+
+def optimizer_by_name(
+    config: TransformerConfig, training_config: TrainingConfig
+) -> optax.GradientTransformationExtraArgs:
+    """Return `adam`, or Adafactor or Muon of optax, under the schedule, after clipping."""
+    if training_config.optimizer == "adam":
+        return adam(config, training_config)
+    schedule = learning_rate_schedule(config, training_config)
+    if training_config.optimizer == "adafactor":
+        optimizer = optax.adafactor(schedule)
+    else:
+        optimizer = optax.contrib.muon(
+            schedule,
+            weight_decay=training_config.weight_decay,
+            weight_decay_mask=decayed,
+            adam_b1=training_config.adam_beta1,
+            adam_b2=training_config.adam_beta2,
+            adam_weight_decay=training_config.weight_decay,
+            muon_weight_dimension_numbers=_kernels_of_layers,
+        )
+    chain = [refusable(optimizer)]
+    if training_config.clip_norm is not None:
+        chain.insert(0, clip_by_global_norm(training_config.clip_norm))
+    return optax.chain(*chain)
+
+
+def _kernels_of_layers(params: Params) -> Any:
+    """Return which parameters Muon trains: the matrices, without tables and the last projection."""
+
+    def numbers(path: tuple[Any, ...], leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+        names = [key.key for key in path]
+        is_kernel = names[-1] == "kernel" and leaf.ndim == 2 and names[0] != "output_projection"
+        return optax.contrib.MuonDimensionNumbers() if is_kernel else None
+
+    return jax.tree_util.tree_map_with_path(numbers, params)
 
 
 class EmaState(NamedTuple):
@@ -215,8 +253,8 @@ def with_guard(
 def run_optimizer(
     config: TransformerConfig, training_config: TrainingConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer of a run: `adam`, with an EMA if the run has one, under the guard."""
-    optimizer = adam(config, training_config)
+    """Return the optimizer of a run, with an EMA if the run has one, under the guard."""
+    optimizer = optimizer_by_name(config, training_config)
     if training_config.ema_decay is not None:
         optimizer = optax.chain(optimizer, parameter_ema(training_config.ema_decay))
     return with_guard(optimizer, training_config.spike_factor)

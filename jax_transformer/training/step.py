@@ -1,7 +1,7 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -188,6 +188,7 @@ class Metrics(NamedTuple):
     learning_rate: Float[Array, ""]
     finite: Bool[Array, ""]  # loss and gradient; if not, the state did not change
     spike: Bool[Array, ""] | bool = False  # so far above recent losses that it did not either
+    task_counts: Sequence[int] = ()  # examples of each task of a mixed corpus; the loop adds them
 
 
 def init_state(

@@ -46,7 +46,9 @@ def make_checkpoint(settings, step):
 
     state = jax.eval_shape(lambda: init_state(settings.config, settings.training_config))
     best = jax.tree.map(draw, state.params) if step else None
-    metrics = Metrics(np.float32(0.1), np.int32(7), np.float32(1e-5), np.bool_(True))
+    metrics = Metrics(
+        np.float32(0.1), np.int32(7), np.float32(1e-5), np.bool_(True), task_counts=(step, 3)
+    )
     bad = metrics._replace(loss=np.float32("nan"), finite=np.bool_(False))
     progress = RunProgress(
         step=step,

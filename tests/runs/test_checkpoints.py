@@ -45,7 +45,8 @@ def test_all_of_a_run_comes_back_bit_for_bit(settings, tmp_path, step):
     windows = zip(restored.progress.window, expected.progress.window, strict=True)
     for (position, metrics), (expected_position, expected_metrics) in windows:
         assert position == expected_position
-        np.testing.assert_array_equal(np.float32(metrics), np.float32(expected_metrics))
+        assert [*metrics.task_counts] == [*expected_metrics.task_counts]
+        np.testing.assert_array_equal(np.float32(metrics[:-1]), np.float32(expected_metrics[:-1]))
     assert restored.settings[:2] == settings[:2]
     assert restored.settings.tokenizer.digest() == settings.tokenizer.digest()
     assert restored.settings[3:] == settings[3:]
@@ -103,6 +104,10 @@ OTHER = {
     "evaluation_interval": 2,
     "keep_checkpoints": 5,
     "schedule": "constant",
+    "optimizer": "muon",
+    "objective": "ul2",
+    "noise_density": 0.5,
+    "mean_span_length": 2.0,
     "compute_dtype": "bfloat16",
     "gradient_dtype": "float32",
     "batching": "packed",

@@ -19,7 +19,7 @@ from jax_transformer.text import prepare as preparing
 from jax_transformer.text import store as prepared_store
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading, Text
-from jax_transformer.text.store import held_out, read_entry, write_entry
+from jax_transformer.text.store import Vocabulary, held_out, read_entry, write_entry
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
@@ -75,7 +75,16 @@ def settings(tmp_path):
     filters = Filters(max_length=40)
     reading = Reading()
     return TextSettings(
-        files, None, None, 0, 80, False, 10**6, filters, False, tmp_path / "store", reading
+        files,
+        None,
+        None,
+        0,
+        Vocabulary(80, False),
+        10**6,
+        filters,
+        False,
+        tmp_path / "store",
+        reading,
     )
 
 
@@ -111,7 +120,7 @@ def test_a_pair_with_a_side_that_nobody_sees_is_dropped(settings):
 
 
 def test_bad_lines_of_training_and_validation_are_dropped_and_reported(settings):
-    sources, _, _, valid_targets = (path for (path,) in settings.files)
+    sources, _, _, valid_targets = (path for (path,) in settings.files[:4])
     good = encode(settings)
     for path, number in ((sources, 20), (valid_targets, 2)):
         lines = path.read_bytes().split(b"\n")
@@ -147,7 +156,7 @@ def test_a_held_out_pair_that_the_tokenizer_refuses_is_dropped_too(settings, mon
 
     corpora = read_corpora(settings, None, QUIET)
     monkeypatch.setattr(Tokenizer, "encode_source", encode_but_three)
-    refused = sum("drei 3" in line for line in corpora.validation.sources)
+    refused = sum("drei 3" in line for line in corpora.validation[0].sources)
     assert refused > 1
     found = encode_corpora(corpora, settings, QUIET)
     assert len(found.validation) == 40 - refused

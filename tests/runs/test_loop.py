@@ -149,7 +149,7 @@ def test_a_small_loss_has_digits_that_say_something(monkeypatch):
     with run_metrics.Progress(lines, first=0, steps=20) as bar:
         bar.report(2, [small])
         for loss in (0.000021234, 0.21234, 2.1):
-            bar.report_validation(2, loss)
+            bar.report_validation(2, {"": loss})
     assert re.findall(r"loss (\S+)", lines.file.getvalue()) == [
         "0.0002123",
         "2.123e-05",
@@ -275,7 +275,7 @@ def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
 
     def rest(progress, count):
         batches = itertools.islice(loop._batches(training, run, layout, progress), count)
-        return [(position, batch.src.tobytes()) for position, batch in batches]
+        return [(position, batch.src.tobytes()) for position, batch, _ in batches]
 
     whole = rest(RunProgress(), 12)
     assert {position[:2] for position, _ in whole} >= {(0, 0), (0, 1), (0, 2), (1, 0)}
@@ -294,13 +294,13 @@ def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(task, tm
     progress = RunProgress()
     for number, stopped in enumerate((False, True)):
         shown = console(soft_wrap=True)
-        with loop._open_outputs(run, progress, validation, shown) as outputs:
+        with loop._open_outputs(run, progress, validation, validation, shown) as outputs:
             assert "WARNING" not in shown.file.getvalue()
             for batch in range(3):
                 progress = progress.after_step(Position(number, 0, batch), metrics)
             if not stopped:
                 progress = loop._report(progress, outputs)
-    with loop._open_outputs(run, progress, validation, shown):
+    with loop._open_outputs(run, progress, validation, validation, shown):
         assert "WARNING" not in shown.file.getvalue()
     assert [report["step"] for report in read_metrics(tmp_path / METRICS_FILE)] == [3]
 
@@ -324,7 +324,9 @@ def test_the_lowest_loss_or_the_highest_score_is_the_best(select_by, best):
     silent = SimpleNamespace(**dict.fromkeys(names, lambda *_, **__: None))
     watchdog = SimpleNamespace(paused=contextlib.nullcontext)
     checkpoint = RunCheckpoint(RunProgress(), None, None)
-    outputs = loop._RunOutputs(None, silent, silent, watchdog, lambda params: losses[int(*params)])
+    outputs = loop._RunOutputs(
+        None, silent, silent, watchdog, lambda params: {"": losses[int(*params)]}
+    )
     for number in losses:
         state = SimpleNamespace(eval_params=[jnp.array(number)])
         progress = checkpoint.progress._replace(step=number)

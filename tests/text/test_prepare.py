@@ -35,6 +35,7 @@ from jax_transformer.text.prepare import (
     without_duplicates,
 )
 from jax_transformer.text.store import (
+    Vocabulary,
     chosen_pairs,
     held_out,
     read_entry,
@@ -401,7 +402,7 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
     tracemalloc.start()
     text = with_known_facts(store, text, quiet())
     tokenizer = trained_tokenizer(
-        store, [text], np.zeros(0, np.int64), 40, False, 10**6, 1000, 0, quiet()
+        store, [text], np.zeros(0, np.int64), Vocabulary(40, False), 10**6, 1000, 0, quiet()
     )
     prepared = corpus(store, text, tokenizer=tokenizer)
     lines_read = dict(chosen_pairs(text, np.array([50, 51])))
@@ -437,7 +438,14 @@ def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
     text = with_known_facts(tmp_path / "store", write(tmp_path, sources, targets), quiet())
     console = Console(file=io.StringIO(), width=200)
     tokenizer = trained_tokenizer(
-        tmp_path / "store", [text], np.zeros(0, np.int64), 40, False, 10**6, 2000, 0, console
+        tmp_path / "store",
+        [text],
+        np.zeros(0, np.int64),
+        Vocabulary(40, False),
+        10**6,
+        2000,
+        0,
+        console,
     )
     assert console.file.getvalue() == (
         "1 lines left out of the training of the tokenizer: of more than 2,000 characters, or with "

@@ -1,0 +1,314 @@
+"""Denoising: plain text becomes sources and targets, by pure functions of ids and a key.
+
+The same ids and key give the same example in every process. A longer text under the same key never
+has a shorter source or target: `Denoiser.sizes` tells the lengths without making the example, so
+that the plan of an epoch can cut a text where a row ends.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64, Integer
+
+from jax_transformer.errors import InputError
+from jax_transformer.tokenizers import Tokenizer
+
+Ids = Integer[np.ndarray, "_"]
+Key = tuple[int, ...]
+Method = Literal["spans", "suffix", "infilling", "prefix_lm"]
+DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
+
+LONGEST_TEXT = 2**12  # ids of a text that is denoised; a longer document is several texts
+SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" before it
+MOST_SENTINELS = 1000
+MASK = "<mask>"
+SENTENCE_ENDS = (".", "!", "?")
+
+
+class SpecialIds(NamedTuple):
+    """Ids that an example has besides those of its text."""
+
+    bos: int
+    eos: int
+    sentinels: tuple[int, ...] = ()  # in the order in which they replace spans
+    mask: int | None = None
+    sentence_ends: frozenset[int] = frozenset()  # tokens that end a sentence
+
+
+class Denoiser(NamedTuple):
+    """One way to make a source and a target of a text.
+
+    Attributes:
+        name: Its name in metrics.
+        method: "spans": random spans become sentinels, and the target has the spans (Raffel et al.
+            2020, section 3.1.4). "suffix": the end of the text is the only span (the S-denoiser of
+            Tay et al. 2023). "infilling": random spans become one mask each, sentences are
+            permuted, and the target is the text (Lewis et al. 2020, section 2.2). "prefix_lm": the
+            source is a beginning of random length, the target the rest.
+        density: Share of the tokens that spans have.
+        mean_length: Mean tokens of a span.
+        prefix: Text before the source.
+    """
+
+    name: str
+    method: Method
+    density: float = 0.0
+    mean_length: float = 1.0
+    prefix: str = ""
+
+
+# UL2 (Tay et al. 2023, table 1): all seven equally often, with the mode tokens of its checkpoints.
+UL2 = (
+    Denoiser("r_0.15_3", "spans", 0.15, 3.0, "[NLU]"),
+    Denoiser("r_0.15_8", "spans", 0.15, 8.0, "[NLU]"),
+    Denoiser("s_0.25", "suffix", 0.25, 1.0, "[S2S]"),
+    Denoiser("x_0.5_3", "spans", 0.5, 3.0, "[NLG]"),
+    Denoiser("x_0.5_8", "spans", 0.5, 8.0, "[NLG]"),
+    Denoiser("x_0.15_64", "spans", 0.15, 64.0, "[NLG]"),
+    Denoiser("x_0.5_64", "spans", 0.5, 64.0, "[NLG]"),
+)
+OBJECTIVES: Mapping[DenoisingObjective, tuple[Denoiser, ...]] = {
+    "span_corruption": (Denoiser("span_corruption", "spans", 0.15, 3.0),),
+    "ul2": UL2,
+    "infilling": (Denoiser("infilling", "infilling", 0.3, 3.0),),
+    "prefix_lm": (Denoiser("prefix_lm", "prefix_lm"),),
+}
+# Tokens that a tokenizer for denoising has besides the sentinels.
+MODE_TOKENS = (MASK, "[NLU]", "[S2S]", "[NLG]")
+
+
+def denoisers(
+    objective: DenoisingObjective, density: float | None, mean_length: float | None
+) -> tuple[Denoiser, ...]:
+    """Return the denoisers of an objective; None keeps its own density or mean length."""
+    named = {"noise_density": density, "mean_span_length": mean_length}
+    given = {name: value for name, value in named.items() if value is not None}
+    if given and objective in ("ul2", "prefix_lm"):
+        name, value = next(iter(given.items()))
+        raise InputError(f"{name}={value} is fixed by objective={objective!r}; leave it out")
+    changed = zip(("density", "mean_length"), named.values(), strict=True)
+    replaced = {name: value for name, value in changed if value is not None}
+    return tuple(denoiser._replace(**replaced) for denoiser in OBJECTIVES[objective])
+
+
+def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
+    """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
+    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
+    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
+    mask, ends = tokenizer.token_id(MASK), frozenset()
+    needs_mask = objective == "infilling"
+    if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
+        token = MASK if needs_mask else SENTINEL.format(0)
+        raise InputError(
+            f"{name}: objective={objective!r} needs the token {token}, which the tokenizer lacks; "
+            "train one with --sentinels 100, or take that of a model which was trained so"
+        )
+    if needs_mask:
+        texts = map(tokenizer.source.segmenter.token, range(tokenizer.src_vocab_size))
+        ends = frozenset(i for i, text in enumerate(texts) if (text or "").endswith(SENTENCE_ENDS))
+    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
+
+
+def reserved_ids(tokenizer: Tokenizer) -> set[int]:
+    """Return the ids of sentinels and mask, which no text may contain."""
+    names = (*(SENTINEL.format(number) for number in range(MOST_SENTINELS)), MASK)
+    return {*map(tokenizer.token_id, names)} - {None}
+
+
+class Objective(NamedTuple):
+    """What makes examples of the texts of a corpus: a denoiser for each, drawn by its key."""
+
+    denoisers: tuple[Denoiser, ...]
+    prefixes: tuple[tuple[int, ...], ...]  # ids before the source, for each denoiser
+    special: SpecialIds
+    longest: int  # most tokens of a source or a target, EOS included
+    seed: int
+
+    def only(self, number: int) -> "Objective":
+        """Return the objective of one of its denoisers."""
+        chosen = slice(number, number + 1)
+        return self._replace(denoisers=self.denoisers[chosen], prefixes=self.prefixes[chosen])
+
+    def draw(self, key: Key) -> int:
+        """Return the number of the denoiser of an example."""
+        count = len(self.denoisers)
+        return int(_random(key, 0).integers(count)) if count > 1 else 0
+
+    def fit(self, length: int, free: tuple[int, int], key: Key) -> tuple[int, int, int]:
+        """Return how much of a text makes an example that fits, and its sizes.
+
+        Args:
+            length: Tokens of the text.
+            free: Tokens that the source and the target may have, EOS included.
+            key: Of the example.
+
+        Returns:
+            (tokens of the text from its beginning, tokens of the source, of the target), EOS
+            included; (0, 0, 0) where no two tokens fit.
+        """
+        chosen = self.draw(key)
+        most = min(length, sum(free))
+        sources, targets = sizes(self.denoisers[chosen], most, key, len(self.special.sentinels))
+        sources = sources + len(self.prefixes[chosen])
+        room = (min(side, self.longest) for side in free)
+        ends = (
+            np.searchsorted(side, most_of_side, side="right")
+            for side, most_of_side in zip((sources, targets), room, strict=True)
+        )
+        count = int(min(ends)) - 1
+        return (count, int(sources[count]), int(targets[count])) if count > 1 else (0, 0, 0)
+
+    def example(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
+        """Return the source with EOS, and BOS with the target and EOS, of a text."""
+        chosen, special = self.draw(key), self.special
+        source, target = denoised(self.denoisers[chosen], ids, key, special)
+        before = np.array(self.prefixes[chosen], np.int64)
+        return (
+            np.concatenate([before, source, [special.eos]]),
+            np.concatenate([[special.bos], target, [special.eos]]),
+        )
+
+
+def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tuple[Ids, Ids]:
+    """Return the source and the target of a text of at least two tokens, without EOS and prefix."""
+    if denoiser.method == "prefix_lm":
+        begin = int(_prefix_lengths(np.array([len(ids)]), key)[0])
+        return ids[:begin], ids[begin:]
+    if denoiser.method == "infilling":
+        return infilled(denoiser, ids, key, special), ids
+    count, spans = noise_of(len(ids), denoiser)
+    if denoiser.method == "suffix":
+        mask = np.arange(len(ids)) >= len(ids) - count
+    else:
+        mask = span_mask(len(ids), count, spans, key)
+    return corrupted(ids, mask, special.sentinels)
+
+
+def sizes(
+    denoiser: Denoiser, most: int, key: Key, sentinels: int
+) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:
+    """Return the sizes of source and target, EOS included, for texts of 0 to `most` tokens.
+
+    They ascend. Those of fewer than two tokens mean nothing; a text with more spans than there are
+    sentinels has no size below 2**40.
+    """
+    lengths = np.arange(most + 1)
+    if denoiser.method == "prefix_lm":
+        begins = _prefix_lengths(lengths, key)
+        return begins + 1, lengths - begins + 1
+    if denoiser.method == "infilling":
+        counts, _ = noise_counts(lengths, denoiser)
+        ends = np.cumsum(_span_lengths(denoiser, int(counts[-1]), key))
+        spans = np.minimum(np.searchsorted(ends, counts) + 1, lengths - counts + 1)
+        return lengths - counts + spans + 1, lengths + 1
+    sources, targets, spans = _span_sizes(denoiser)
+    count = int(np.searchsorted(spans[: most + 1], sentinels, side="right"))
+    beyond = np.full(most + 1 - count, 2**40)
+    return tuple(np.concatenate([side[:count], beyond]) for side in (sources, targets))
+
+
+@functools.lru_cache(maxsize=32)
+def _span_sizes(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "lengths"], ...]:
+    """Return the sizes of source and target and the spans, for all lengths of a text."""
+    lengths = np.arange(LONGEST_TEXT + 1)
+    counts, spans = noise_counts(lengths, denoiser)
+    return lengths - counts + spans + 1, counts + spans + 1, spans
+
+
+def noise_of(length: int, denoiser: Denoiser) -> tuple[int, int]:
+    """Return how many tokens of a text are noise, and in how many spans."""
+    counts, spans = noise_counts(np.array([length]), denoiser)
+    return int(counts[0]), int(spans[0])
+
+
+def noise_counts(
+    lengths: Int64[np.ndarray, "lengths"], denoiser: Denoiser
+) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:
+    """Return `noise_of` texts of many lengths, by the rule of T5."""
+    counts = np.clip(np.round(lengths * denoiser.density), 1, np.maximum(lengths - 1, 1))
+    spans = np.maximum(np.round(np.minimum(counts, lengths - counts) / denoiser.mean_length), 1)
+    if denoiser.method == "suffix":
+        spans = np.ones_like(spans)
+    return counts.astype(np.int64), spans.astype(np.int64)
+
+
+def span_mask(length: int, count: int, spans: int, key: Key) -> Bool[np.ndarray, "length"]:
+    """Return which tokens are noise: `count` of them, in so many spans.
+
+    The text begins with a token that is not noise, ends with noise, and no two spans touch. All
+    such masks are equally likely.
+    """
+    random = _random(key, 1)
+    kept = _random_parts(length - count, spans, random)
+    noise = _random_parts(count, spans, random)
+    lengths = np.stack([kept, noise], axis=1).ravel()
+    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
+
+
+def corrupted(
+    ids: Integer[np.ndarray, "length"], mask: Bool[np.ndarray, "length"], sentinels: tuple[int, ...]
+) -> tuple[Ids, Ids]:
+    """Return a text whose masked spans are sentinels, and the spans, each after its sentinel."""
+    begins = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
+    marks = np.array(sentinels[: len(begins)], np.int64)
+    source = np.array(ids, np.int64)
+    source[begins] = marks
+    kept = ~mask
+    kept[begins] = True
+    spans = np.split(ids[mask], np.cumsum(mask)[begins[1:]] - 1)
+    target = [part for mark, span in zip(marks, spans, strict=True) for part in ([mark], span)]
+    return source[kept], np.concatenate(target).astype(np.int64)
+
+
+def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids:
+    """Return a text with its sentences permuted and random spans replaced by one mask each.
+
+    The lengths of the spans are Poisson numbers; one of length 0 inserts a mask. The last span is
+    cut where `density` is reached. No two spans touch.
+    """
+    random = _random(key, 1)
+    ends = 1 + np.flatnonzero(np.isin(ids[:-1], [*special.sentence_ends]))
+    sentences = np.split(ids, ends)
+    ids = np.concatenate([sentences[place] for place in random.permutation(len(sentences))])
+    count, _ = noise_of(len(ids), denoiser)
+    lengths = _span_lengths(denoiser, count, key)[: len(ids) - count + 1]
+    lengths[-1] += count - lengths.sum()
+    kept = len(ids) - count
+    # A span stands before a token that is kept, or at the end.
+    before = np.sort(random.choice(kept + 1, len(lengths), replace=False))
+    lengths = random.permutation(lengths)
+    begins = before + np.cumsum(lengths) - lengths
+    parts, end = [], 0
+    for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+        parts += [ids[end:begin], [special.mask]]
+        end = begin + length
+    return np.concatenate([*parts, ids[end:]]).astype(np.int64)
+
+
+def _span_lengths(denoiser: Denoiser, count: int, key: Key) -> Int64[np.ndarray, "spans"]:
+    """Return Poisson numbers whose sum first reaches `count`; those of fewer are the first."""
+    drawn, random = np.zeros(0, np.int64), _random(key, 2)
+    while drawn.sum() < count:
+        drawn = np.append(drawn, random.poisson(denoiser.mean_length, 64))
+    return drawn[: np.searchsorted(np.cumsum(drawn), count) + 1]
+
+
+def _prefix_lengths(
+    lengths: Int64[np.ndarray, "lengths"], key: Key
+) -> Int64[np.ndarray, "lengths"]:
+    """Return the tokens of the source, equally likely from 1 to one less than the text has."""
+    share = _random(key, 1).random()
+    return 1 + np.floor(share * (np.maximum(lengths, 2) - 1)).astype(np.int64)
+
+
+def _random_parts(count: int, parts: int, random: np.random.Generator) -> Int64[np.ndarray, "_"]:
+    """Return the sizes of so many parts of `count`, none empty; all sizes are equally likely."""
+    cuts = np.sort(random.choice(count - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=count)
+
+
+def _random(key: Key, purpose: int) -> np.random.Generator:
+    return np.random.default_rng([*key, purpose])

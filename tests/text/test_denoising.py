@@ -1,0 +1,220 @@
+"""Denoising: round trips of each denoiser, the ids of the deleted script, frequencies.
+
+`t5_collator.json` was made by `create_sentinel_ids` and `filter_input_ids` of
+`FlaxDataCollatorForT5MLM` (transformers 4.57, examples/flax/language-modeling/run_t5_mlm_flax.py)
+on `documents(10_000)`, with 32,100 ids and EOS 1: the first examples, and the sha256 of all sources
+and targets as little-endian int32, in order.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.denoising import (
+    LONGEST_TEXT,
+    OBJECTIVES,
+    Denoiser,
+    Objective,
+    SpecialIds,
+    corrupted,
+    denoised,
+    denoisers,
+    noise_of,
+    sizes,
+    span_mask,
+)
+
+SENTINELS = tuple(range(32_099, 31_999, -1))
+SPECIAL = SpecialIds(0, 1, SENTINELS, 2, frozenset({7, 11}))
+DENOISERS = {each.name: each for group in OBJECTIVES.values() for each in group}
+GOLDEN = json.loads((Path(__file__).parent / "t5_collator.json").read_text())
+
+
+def documents(count):
+    """Yield the ids and a noise mask of each document, by a linear congruential generator."""
+
+    def numbers(state=1):
+        while True:
+            state = (1103515245 * state + 12345) % 2**31
+            yield state // 2**12
+
+    drawn = numbers()
+    for number in range(count):
+        length = 7 + number * 13 % 506
+        ids = [3 + next(drawn) % 31_997 for _ in range(length)]
+        mask = []
+        while len(mask) < length - 1:
+            mask += [False] * (1 + next(drawn) % 11) + [True] * (1 + next(drawn) % 5)
+        yield np.array(ids), np.array([*mask[: length - 1], True])
+
+
+def with_eos(ids, mask):
+    return [[*side.tolist(), 1] for side in corrupted(ids, mask, SENTINELS)]
+
+
+def restored(source, target):
+    """Return the text of which spans became sentinels."""
+    spans, text = {}, []
+    for token in target.tolist():
+        if token in SENTINELS:
+            spans[token] = []
+            last = token
+        else:
+            spans[last].append(token)
+    for token in source.tolist():
+        text += spans.pop(token) if token in SENTINELS else [token]
+    assert not spans
+    return text
+
+
+def text_of(seed, length):
+    return np.random.default_rng(seed).integers(3, 31_000, length)
+
+
+def test_the_first_documents_are_those_of_the_deleted_script():
+    ours = [with_eos(*document) for document in documents(len(GOLDEN["examples"]))]
+    assert ours == GOLDEN["examples"]
+
+
+@pytest.mark.exhaustive
+def test_10_000_documents_are_those_of_the_deleted_script():
+    digest = hashlib.sha256()
+    for document in documents(10_000):
+        for side in with_eos(*document):
+            digest.update(np.array(side, "<i4").tobytes())
+    assert digest.hexdigest() == GOLDEN["sha256"]
+
+
+@pytest.mark.parametrize("name", DENOISERS)
+@settings(max_examples=30, deadline=None)
+@given(
+    ids=st.lists(st.integers(3, 31_000), min_size=2, max_size=190),
+    key=st.tuples(st.integers(0, 2**32), st.integers(0, 9)),
+)
+def test_source_and_target_give_the_text_back(name, ids, key):
+    check_round_trip(DENOISERS[name], np.array(ids), key)
+
+
+def check_round_trip(denoiser, ids, key):
+    source, target = denoised(denoiser, ids, key, SPECIAL)
+    again = denoised(denoiser, ids.copy(), key, SPECIAL)
+    assert all(map(np.array_equal, (source, target), again))
+    if denoiser.method == "prefix_lm":
+        assert len(source) >= 1 <= len(target)
+        assert [*source, *target] == ids.tolist()
+    elif denoiser.method == "infilling":
+        assert target.tolist() == ids.tolist()
+        kept = Counter(source[source != SPECIAL.mask].tolist())
+        assert not kept - Counter(ids.tolist())
+        assert kept.total() == len(ids) - noise_of(len(ids), denoiser)[0]
+    else:
+        assert restored(source, target) == ids.tolist()
+    most = sizes(denoiser, len(ids) + 40, key, len(SENTINELS))
+    assert [side[len(ids)] for side in most] == [len(source) + 1, len(target) + 1]
+    assert all((np.diff(side) >= 0).all() for side in most)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", DENOISERS)
+def test_10_000_documents_come_back(name):
+    random = np.random.default_rng(3)
+    for number in range(10_000):
+        length = int(random.integers(2, 400))
+        if sizes(DENOISERS[name], length, (0, number), 100)[0][-1] < 2**40:
+            check_round_trip(DENOISERS[name], random.integers(3, 31_000, length), (0, number))
+
+
+def test_infilling_without_noise_permutes_whole_sentences():
+    """Sentences end with 7 or 11; only the masks and the order differ from the text."""
+    ids = np.array([20, 21, 7, 30, 11, 40, 41, 42, 7, 50])
+    lone = Denoiser("lone", "infilling", 0.0, 1.0)
+    orders = set()
+    for key in range(60):
+        source, _ = denoised(lone, ids, (key,), SPECIAL)
+        kept = source[source != SPECIAL.mask].tolist()
+        orders.add(tuple(token for token in kept if token in (20, 30, 40, 50)))
+        for sentence in ([20, 21, 7], [30, 11], [40, 41, 42, 7]):
+            present = [token for token in kept if token in sentence and token not in (7, 11)]
+            assert present == [token for token in sentence if token in present]
+    assert len(orders) > 10
+
+
+def test_every_mask_of_t5_is_equally_likely():
+    """4 of 12 tokens in 2 spans: 3 x 7 masks, by the parts of 4 and of 8 (chi-squared)."""
+    seen = Counter(span_mask(12, 4, 2, (1, key)).tobytes() for key in range(6_300))
+    assert len(seen) == math.comb(3, 1) * math.comb(7, 1)
+    expected = 6_300 / 21
+    statistic = sum((count - expected) ** 2 / expected for count in seen.values())
+    assert statistic < 45.3  # 20 degrees of freedom, p = 0.001
+
+
+def test_the_counts_are_those_of_t5():
+    t5 = DENOISERS["span_corruption"]
+    rows = {2: (1, 1), 7: (1, 1), 10: (2, 1), 100: (15, 5), 512: (77, 26), 568: (85, 28)}
+    assert {length: noise_of(length, t5) for length in rows} == rows
+    assert [side[568] for side in sizes(t5, 568, (0,), 100)] == [512, 114]
+
+
+def test_spans_of_infilling_have_the_lengths_of_poisson():
+    """The share of masks of each length; the last span, which is cut, is one of many."""
+    denoiser, lengths = DENOISERS["infilling"], Counter()
+    for key in range(40):
+        ids = np.arange(1_000, 3_000)
+        source, _ = denoised(denoiser, ids, (5, key), SpecialIds(0, 1, mask=2))
+        ends = np.flatnonzero(source == 2)
+        for end in ends:
+            before = source[end - 1] if end else 999
+            after = source[end + 1] if end + 1 < len(source) else 3_000
+            lengths[int(after - before - 1)] += 1
+    total = lengths.total()
+    for length in range(7):
+        expected = math.exp(-3) * 3**length / math.factorial(length)
+        assert abs(lengths[length] / total - expected) < 0.015, length
+
+
+def test_the_denoisers_of_ul2_are_drawn_equally_often():
+    objective = Objective(OBJECTIVES["ul2"], ((),) * 7, SPECIAL, 512, 0)
+    seen = Counter(objective.draw((2, key)) for key in range(7_000))
+    assert set(seen) == set(range(7))
+    assert all(abs(count - 1_000) < 120 for count in seen.values())  # 4 standard deviations
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_example_fits_and_the_next_token_would_not(objective):
+    chosen = OBJECTIVES[objective]
+    made = Objective(chosen, ((3, 4),) * len(chosen), SPECIAL, 60, 0)
+    ids = text_of(0, 300)
+    for key, free in itertools.product(range(40), ((50, 50), (90, 20), (12, 80), (4, 4))):
+        count, source, target = made.fit(300, free, (key,))
+        room = [min(side, 60) for side in free]
+        if count:
+            sides = made.example(ids[:count], (key,))
+            assert [len(side) for side in sides] == [source, target + 1]
+            assert source <= room[0]
+            assert target <= room[1]
+        longer = [len(side) for side in made.example(ids[: max(count, 1) + 1], (key,))]
+        assert longer[0] > room[0] or longer[1] - 1 > room[1]
+
+
+def test_a_text_never_has_more_spans_than_there_are_sentinels():
+    few = SPECIAL._replace(sentinels=SENTINELS[:5])
+    objective = Objective(OBJECTIVES["span_corruption"], ((),), few, LONGEST_TEXT, 0)
+    count, *_ = objective.fit(LONGEST_TEXT, (LONGEST_TEXT,) * 2, (0,))
+    assert noise_of(count, DENOISERS["span_corruption"])[1] == 5
+    assert noise_of(count + 1, DENOISERS["span_corruption"])[1] == 6
+
+
+def test_settings_that_an_objective_fixes_are_refused():
+    changed = denoisers("span_corruption", 0.5, None)
+    assert [(each.density, each.mean_length) for each in changed] == [(0.5, 3.0)]
+    with pytest.raises(InputError, match=r"noise_density=0.2 is fixed by objective='ul2'"):
+        denoisers("ul2", 0.2, None)

@@ -1,0 +1,59 @@
+"""The unigram tokenizer that is trained here: its ids and special tokens, also in transformers."""
+
+import json
+
+import pytest
+
+from jax_transformer.errors import InputError
+from jax_transformer.text.denoising import MODE_TOKENS, SENTINEL
+from jax_transformer.tokenizers import from_text, to_text, train_unigram
+from tests.tokenizers.sentencepiece_models import text
+
+SPECIAL = [*(SENTINEL.format(number) for number in range(9)), *MODE_TOKENS]
+LINES = text(3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_unigram(LINES, 420, special_tokens=SPECIAL, byte_fallback=True)
+
+
+def test_the_first_ids_are_those_of_t5_and_the_last_are_the_special_tokens(tokenizer):
+    assert [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id] == [0, 0, 1, 2]
+    size = tokenizer.src_vocab_size
+    assert size <= 420
+    assert [tokenizer.token_id(token) for token in SPECIAL] == [*range(size - 13, size)]
+    assert tokenizer.token_id("<extra_id_9>") is None
+    (ids,) = tokenizer.encode_source([LINES[0]])
+    assert ids[-1:] == [1]
+    assert tokenizer.encode_text([LINES[0]]) == [ids[:-1]]
+
+
+def test_decoding_returns_normalised_text_and_unknown_characters(tokenizer):
+    for line in [*LINES[:50], "Ω und \u2603", "  a \t b  "]:
+        expected = " ".join(line.split())
+        assert tokenizer.decode(tokenizer.encode_target([line])[0]) == expected
+    alone = train_unigram(LINES, 420, special_tokens=SPECIAL)
+    assert alone.unk_id in alone.encode_text(["\u2603"])[0]
+
+
+def test_the_same_text_gives_the_same_tokenizer_and_its_file_gives_it_back(tokenizer):
+    again = train_unigram(iter(LINES), 420, special_tokens=SPECIAL, byte_fallback=True)
+    assert again.digest() == tokenizer.digest()
+    read = from_text(to_text(tokenizer), "a file")
+    assert read.digest() == tokenizer.digest()
+    assert read.encode_source(LINES) == tokenizer.encode_source(LINES)
+
+
+def test_a_vocabulary_that_is_too_small_is_refused():
+    with pytest.raises(InputError, match="vocab_size=20 does not fit this text with 13 special"):
+        train_unigram(LINES, 20, special_tokens=SPECIAL)
+
+
+def test_transformers_reads_the_same_ids(tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.contents["tokenizer.json"])
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    lines = [*LINES[:40], "a \u2603 <extra_id_3> b"]
+    assert [theirs(line)["input_ids"] for line in lines] == tokenizer.encode_source(lines)
+    assert json.loads(tokenizer.contents["tokenizer.json"])["model"]["type"] == "Unigram"
