@@ -43,8 +43,8 @@ def check_params(params, config, added):
     for layout in ("reference", "pre_norm"):
         back = jt.convert.from_torch(jt.convert.to_torch(params, config, layout), config, layout)
         assert all(np.array_equal(flatten(back)[path], leaf) for path, leaf in params_of(params))
-    with pytest.raises(jt.InputError, match="sandwich_norm=True has it"):
-        jt.encode(params, dataclasses.replace(config, sandwich_norm=False), np.ones((1, 2), int))
+    with pytest.raises(jt.InputError, match="feed_forward_norm=True has it"):
+        jt.encode(params, dataclasses.replace(config, feed_forward_norm=False), np.ones((1, 2), int))
 
 
 def params_of(params):
@@ -66,15 +66,15 @@ def check_training(params, config, batch, added):
 
 def main():
     """Check all, and a folder of it."""
-    config = small_config("pre_norm", sandwich_norm=True)
+    config = small_config("pre_norm", feed_forward_norm=True)
     params, (src, tgt) = random_params(config), random_tokens(config)
     added = [path for path in flatten(params) if path.endswith("feed_forward/norm/scale")]
     assert len(added) == config.num_encoder_layers + config.num_decoder_layers
     check_model(params, config, src, tgt)
     check_params(params, config, added)
     check_training(params, config, jt.Batch(src, tgt, np.roll(tgt, -1, 1)), added)
-    save("model", tiny_model(["a b c", "c b a"], 12, sandwich_norm=True))
-    assert jt.load("model").config.sandwich_norm
+    save("model", tiny_model(["a b c", "c b a"], 12, feed_forward_norm=True))
+    assert jt.load("model").config.feed_forward_norm
     jt.Translator("model")(["a b", "c"], max_new_tokens=3)
 
 
