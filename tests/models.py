@@ -62,8 +62,8 @@ def small_config(preset, **overrides):
         fields["num_kv_heads"] = 1
     if defaults.d_kv is not None:  # heads narrower than the residual stream
         fields["d_kv"] = 6 if defaults.positions == "rotary" else 5
-    if defaults.sliding_window is not None:  # shorter than the texts
-        fields |= {"sliding_window": 4, "sliding_window_pattern": 2}
+    if defaults.sliding_window is not None:  # texts are longer
+        fields |= {"sliding_window": 3, "sliding_window_pattern": 2}
     if defaults.positions == "relative":  # distances in every kind of bucket
         fields |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
     return TransformerConfig.preset(preset, **(fields | overrides))

@@ -80,11 +80,11 @@ def from_huggingface(
     if part == "encoder" and family.encoder_architecture is not None:
         values["architectures"] = [family.encoder_architecture]
     _check_architectures(values, family)
-    reads = None if part == "whole" else _reads_part(family, values, part)
+    reads = _reads_part(family, values, part)
     if is_folder:
         tensors = shards.read_weights(Path(source), reads)
     else:  # a dict of our own, which the conversion empties
-        tensors = {n: x for n, x in source.state_dict().items() if reads is None or reads(n)}
+        tensors = {n: x for n, x in source.state_dict().items() if reads(n)}
     if family.full_name is not None:
         full = {name: family.full_name(name) for name in tensors}
         # A tensor that has both names is left for the conversion to refuse.
@@ -125,6 +125,8 @@ def _check_architectures(values: Mapping[str, Any], family: Family) -> None:
 
 def _reads_part(family: Family, values: Mapping[str, Any], part: str) -> Callable[[str], bool]:
     """Return which tensors of a whole model a part of it reads; unknown ones stay a fault."""
+    if part == "whole":
+        return lambda name: not family.lacks(name)
     config = config_from_json(family, values).part(part)
     buffers = (buffer.foreign for buffer in family.layout.buffers)
     named = {row.foreign for row in expand(family.layout, config)}
@@ -133,7 +135,7 @@ def _reads_part(family: Family, values: Mapping[str, Any], part: str) -> Callabl
 
     def reads(name: str) -> bool:
         full = full_name(name)
-        return full in named or not holds_names(family.layout, [full])
+        return full in named or not (family.lacks(name) or holds_names(family.layout, [full]))
 
     return reads
 

@@ -6,7 +6,6 @@ The file is `huggingface_origin.json`; `to_huggingface` writes its content back.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import msgspec
 import numpy as np
 
 from jax_transformer.convert.families import get_family
-from jax_transformer.convert.table import is_of_other_part
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
 from jax_transformer.storage.reading import (
@@ -53,13 +51,13 @@ class Origin:
 
     def other_parts(self) -> dict[str, np.ndarray]:
         """Return the tensors of the folder that are of parts that this library lacks."""
-        layout = get_family(self.model_type).layout
-        if self.folder is None or not layout.other_parts:
+        family = get_family(self.model_type)
+        if self.folder is None or not family.other_parts:
             return {}
         folder = Path(self.folder)
         with errors_naming(folder, "has tensors that are copied; bring it back", OSError):
             folder.stat()
-        return read_weights(folder, functools.partial(is_of_other_part, layout))
+        return read_weights(folder, family.lacks)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Origin:

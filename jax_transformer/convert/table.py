@@ -7,7 +7,6 @@ joined by slashes.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import functools
 import itertools
 import math
@@ -201,8 +200,6 @@ class Layout:
             relative to it. "" is the whole model.
         unused: Names of foreign tensors that have no meaning: `to_params` does not read them.
         masks: What the other program hides; no tensor depends on it.
-        other_parts: Names of tensors of parts that this library lacks, as in fnmatch: `to_params`
-            does not read them either.
     """
 
     name: str
@@ -211,7 +208,6 @@ class Layout:
     scope: str = ""
     unused: tuple[str, ...] = ()
     masks: Masks = USUAL_MASKS
-    other_parts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,22 +346,12 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
     return tuple(bound.values())
 
 
-def is_unread(layout: Layout, name: str) -> bool:
-    """Return whether a foreign tensor has no parameter in any config."""
-    return name in layout.unused or is_of_other_part(layout, name)
-
-
-def is_of_other_part(layout: Layout, name: str) -> bool:
-    """Return whether a foreign tensor is of a part that this library lacks."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in layout.other_parts)
-
-
 def holds_names(layout: Layout, names: Iterable[str]) -> bool:
     """Return whether a layout has a row, a buffer or no use for every one of these names."""
     templates = {part.foreign for part in (*layout.rows, *layout.buffers)}
     patterns = [name_pattern(template) for template in templates]
     return all(
-        is_unread(layout, name) or any(pattern.fullmatch(name) for pattern in patterns)
+        name in layout.unused or any(pattern.fullmatch(name) for pattern in patterns)
         for name in names
     )
 

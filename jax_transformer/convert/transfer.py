@@ -28,7 +28,6 @@ from jax_transformer.convert.table import (
     expand,
     flatten,
     is_in_part,
-    is_unread,
     nest,
 )
 from jax_transformer.errors import InputError, shorten
@@ -141,7 +140,7 @@ def to_params(
     report = Report(layout.name)
     check = _Check(report, dtype, allow_nonfinite)
     named = _strip(tensors, strip_prefixes, report)
-    for name in [name for name in named if is_unread(layout, name)]:
+    for name in [name for name in layout.unused if name in named]:
         report.add("not read", name, "has no meaning in the model")
         del named[name]
     config = _within(config, layout, named, "tensors", report)

@@ -41,9 +41,11 @@ def with_preset(base, name, **fields):
     if defaults.num_kv_heads is not None:
         sizes["num_kv_heads"] = 1
     if defaults.d_kv is not None:
-        sizes["d_kv"] = 5
+        sizes["d_kv"] = 6 if defaults.positions == "rotary" else 5
     if defaults.positions == "relative":
         sizes |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
+    if defaults.sliding_window is not None:
+        sizes |= {"sliding_window": 3, "sliding_window_pattern": 2}
     config = TransformerConfig.preset(name, **(sizes | fields))
     params = jax.tree.map(lambda leaf: 1.5 * leaf, random_params(config, seed=3))
     return base._replace(config=config, params=params)

@@ -22,6 +22,8 @@ REFUSED = {
     "pre_norm_memory_norm": "memory_norm=True",
     "pre_norm_log_softmax": "norm='std_norm'",
     "modern": "positions='rotary'",
+    "t5gemma": "norm='zero_centered_rms_norm'",
+    "t5gemma2": "decoder_attention='merged'",
 }
 REFUSED_FIELDS = {
     "decoder_attention": "merged",

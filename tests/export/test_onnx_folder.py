@@ -20,6 +20,7 @@ REFUSED = {
     "torch_nn": "token_embeddings='none'",
     "shared_heads": "decoder_attention='self_over_memory'",
     "merged": "decoder_attention='merged'",
+    "t5gemma2": "decoder_attention='merged'",
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 LINES = ["abc cab", "bead", "", "xyz uvw dab fed", "a </s> b"]

@@ -67,6 +67,8 @@ DESCRIBED = {
     "t5_v1_1": (0.1, {*SITES}),
     "mt5": (0.1, {*SITES}),
     "umt5": (0.1, {*SITES}),
+    "t5gemma": (0.0, set()),
+    "t5gemma2": (0.0, set()),
 }
 
 

@@ -174,7 +174,7 @@ def write_plain(folder, template=None):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def write_gemma(folder, **ends):
+def write_gemma(folder, lines=None, **ends):
     """Write byte-pair encoding with byte pieces, as Gemma has it; `ends` go into its template."""
     special = [f"<{name}>" for name in ("pad", "eos", "bos", "unk", "mask")]
     pieces = [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -183,7 +183,7 @@ def write_gemma(folder, **ends):
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=420, special_tokens=pieces, show_progress=False
     )
-    library.train_from_iterator(text(1), trainer)
+    library.train_from_iterator(lines or text(1), trainer)
     model = json.loads(library.to_str())["model"]
     files = {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}
     transformers.GemmaTokenizer(**files, **ends).save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Family:
         saves_buffers: Whether the class saves the layout's buffers.
         uses_stored_positions: Whether the class uses a position table as the file has it, rounded
             where the file is in half precision.
+        other_parts: Names, as in fnmatch, of tensors of parts of the model that this library lacks:
+            they are not read.
         full_name: Returns the layout's name of a tensor, given its name in the base class (for
             example BartModel, without an output); other names stay. None if the names are the same.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. If it
@@ -89,7 +92,12 @@ class Family:
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
     encoder_architecture: str | None = None
     nullable: tuple[str, ...] = ()
+    other_parts: tuple[str, ...] = ()
     written: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    def lacks(self, tensor: str) -> bool:
+        """Return whether a tensor of this name is of a part that this library lacks."""
+        return any(fnmatch.fnmatchcase(tensor, name) for name in self.other_parts)
 
     def class_of(self, config: TransformerConfig) -> str | None:
         """Return the class of transformers for a config."""
@@ -209,7 +217,7 @@ def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
 
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
     """Return lines: what is not read, and keys of config.json that are not applied in training."""
-    parts = ", ".join(family.layout.other_parts)
+    parts = ", ".join(family.other_parts)
     return [f"not read, only copied on the way home: {parts}"] * bool(parts) + [
         f"config.json: {key}={value!r} is kept, but not applied in training"
         for key, neutral in family.training_only.items()

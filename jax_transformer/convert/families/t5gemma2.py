@@ -12,8 +12,6 @@ LAYOUT = Layout(
         Row("lm_head.out_proj.weight", "token_embedding/embedding"),
         *gemma_lineage.stack_rows(),
     ),
-    # What reads images, and the embedding of the token that ends one.
-    other_parts=("*.vision_tower.*", "*.multi_modal_projector.*", "*.eoi_embedding"),
 )
 
 
@@ -49,4 +47,6 @@ FAMILY = gemma_lineage.family(
         f"decoder.{_SLIDING}.rope_type": ("default",),
     },
     full_name=full_name,
+    # What reads images, and the embedding of the token that ends one.
+    other_parts=("*.vision_tower.*", "*.multi_modal_projector.*", "*.eoi_embedding"),
 )
