@@ -271,7 +271,7 @@ def _open_outputs(
     def validation_loss(params: Params) -> float:
         return _mean_loss(params, sharded_batches(run.mesh, validation, plan), evaluate)
 
-    logged = 0 if run.resumed is None else progress.step - len(progress.window)
+    logged = 0 if run.kept else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None
