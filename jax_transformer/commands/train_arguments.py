@@ -314,8 +314,9 @@ def last_checkpoint(arguments: Arguments) -> CheckpointFolder:
     if folder is None or not (steps := steps_in(folder / CHECKPOINTS)):
         raise InputError(f"{named}: init={folder} is no run with checkpoints; name one by --init")
     saved = read_step(folder / CHECKPOINTS, steps[-1])
-    if "moments" in keeps and training.freeze != saved.settings.training_config.freeze:
-        raise InputError(f"{named}: the moments are of another freeze than {training.freeze}")
+    frozen = saved.settings.training_config.freeze
+    if "moments" in keeps and training.freeze != frozen:
+        raise InputError(f"{named}: freeze={training.freeze} must be that of the moments, {frozen}")
     if "step" in keeps and training.steps <= steps[-1]:
         raise InputError(f"{named}: steps={training.steps} must be above its step {steps[-1]:,}")
     return saved

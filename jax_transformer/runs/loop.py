@@ -282,7 +282,7 @@ def _open_outputs(
             for task, plan in plans.items()
         }
 
-    logged = 0 if run.resumed is None else progress.step - len(progress.window)
+    logged = 0 if run.kept else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None

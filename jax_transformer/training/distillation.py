@@ -50,8 +50,14 @@ def distillation_loss(
     """Return the summed cross-entropy of a student against a teacher, and the number of targets.
 
     At each target that is not padding: minus the sum over the vocabulary of q * log p, in nats,
-    where q is the softmax of the teacher's logits [B, T, V] and p that of the student's (Kim and
-    Rush 2016, section 3.1), in at least float32. No gradient goes to the teacher.
+    where q is the softmax of the teacher's logits and p that of the student's (Kim and Rush 2016,
+    section 3.1), in at least float32. No gradient goes to the teacher.
+
+    Args:
+        logits: The student's [B, T, V].
+        teacher_logits: The teacher's, of the same inputs [B, T, V].
+        targets: The ids that both predict [B, T].
+        pad_id: `config.pad_id`, the id of targets that do not count.
 
     Raises:
         InputError: The logits of both have other shapes.
