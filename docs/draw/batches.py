@@ -5,7 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from docs.draw.style import FILLS, INK, MIDDLE, PAPER, save
-from jax_transformer.text.plan import bucket_lengths, pack_rows
+from jax_transformer.text.pieces import Piece, fill_rows
+from jax_transformer.text.plan import bucket_lengths
 
 PAIRS, BUCKETS, PACKED = 36, 3, 32
 
@@ -33,7 +34,8 @@ def draw() -> None:
     places = np.searchsorted(ends, lengths)
     order = np.argsort(places, kind="stable")
     buckets = [(ends[places[pair]], [lengths[pair]]) for pair in order]
-    packed = pack_rows(np.stack([lengths, lengths], axis=1), PACKED)
+    pairs = ((Piece(i, 0, 0, 0, n, n), None) for i, n in enumerate(lengths.tolist()))
+    packed = [[piece.number for piece in row] for row in fill_rows(pairs, (PACKED, PACKED))]
     figure = Figure(figsize=(5.6, 4.2), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     lay(left, [(lengths.max(), [length]) for length in lengths], "one shape")

@@ -126,21 +126,20 @@ def check_files(settings: TextSettings) -> None:
         if (validation := getattr(files, f"valid_{name}")) and not getattr(files, name):
             raise InputError(f"{name}=None: name the training text beside {_shown(validation)}")
     if bool(files.text) != (settings.objective is not None):
-        text, objective = _shown(files.text or ()), settings.objective or "translation"
+        objective, text = settings.objective or "translation", files.text and _shown(files.text)
         raise InputError(
-            f"objective={objective!r} and text={text or None}: a denoising objective and a plain "
-            "text need each other; name both"
+            f"objective={objective!r} with text={text}: a denoising objective and a plain text "
+            "need each other; name both"
         )
-    mixed, validates = (*(files.source or ()), *(files.text or ())), files.valid_source
-    validates = validates or files.valid_text
-    if weights is not None and (not validates or len(weights) != len(mixed)):
+    groups = [group for group in (files.source, files.text) if group]
+    named, validates = sum(map(len, groups)), files.valid_source or files.valid_text
+    if (len(groups) > 1 or weights is not None) and not validates:
+        raise InputError("texts that are mixed need valid_source or valid_text; name it")
+    if weights is not None and len(weights) != named:
         raise InputError(
-            f"weights={_shown(weights)} needs a number for each file of source and of text, and "
-            "valid_source or valid_text"
+            f"weights={_shown(weights)} needs a number for each file of source and text"
         )
-    if files.source and files.text and not validates:
-        raise InputError("source and text together need valid_source or valid_text; name it")
-    count = len(mixed) if weights else bool(files.source) + bool(files.text)
+    count = named if weights else len(groups)
     if settings.prefixes is not None and len(settings.prefixes) != count:
         raise InputError(
             f"prefixes={_shown(settings.prefixes)} needs {count}: with weights one for each file, "
@@ -150,7 +149,7 @@ def check_files(settings: TextSettings) -> None:
         return
     if valid_pairs < 1:
         raise InputError(f"valid_pairs={valid_pairs} must be at least 1")
-    if validates or not mixed:
+    if validates or not groups:
         raise InputError(
             f"valid_pairs={valid_pairs} holds pairs out of the training text; it needs source and "
             "target, and no valid_source and valid_target"
@@ -235,67 +234,51 @@ def encode_corpora(
     another sha256 than that of a resumed run is refused before it is encoded.
     """
     tasks, tokenizer = _tasks(run_text, settings), run_text.tokenizer
-    objectives = [_objective(task.text, prefix, settings, tokenizer) for task, prefix in tasks]
-    validation, fitting = _encoded_validation(run_text, settings)
+    objectives = [
+        _objective(settings, tokenizer, prefix) if task.text.reading.documents else None
+        for task, prefix in zip(tasks, run_text.prefixes, strict=True)
+    ]
+    validation, fitting = _validation_corpora(run_text, settings, objectives[-1])
     sha256 = json_digest(
-        [[task.key for task, _ in tasks], settings.weights, *(text.sha256 for text in fitting)]
+        [[task.key for task in tasks], settings.weights, *(text.sha256 for text in fitting)]
     )
     if settings.objective and settings.prefixes:
         sha256 = json_digest([sha256, settings.prefixes])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
-    prepared = [task for task, _ in tasks]
     if settings.drop_duplicates:
-        prepared = [without_duplicates(settings.store, task, console) for task in prepared]
-    training = [prepared_corpus(settings.store, task, console) for task in prepared]
+        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
+    training = [
+        prepared_corpus(settings.store, task, console).with_objective(objective)
+        for task, objective in zip(tasks, objectives, strict=True)
+    ]
     origin = ""
     if len(run_text.held_out):
-        unit = UNITS[bool(settings.objective)]
-        count = run_text.validation[0].pairs
-        origin = f"{count:,} {unit} of the training text, chosen by the seed; "
+        origin = f"{run_text.validation[0].pairs:,} {training[0].unit} of the training text, "
+        origin += "chosen by the seed; "
     report = (
-        *(_report("training: ", *each) for each in zip(training, objectives, strict=True)),
-        *(_report(f"validation: {origin}", *each) for each in validation),
+        *(f"training: {corpus.counts.report(corpus.unit)}" for corpus in training),
+        *(f"validation: {origin}{corpus.counts.report(corpus.unit)}" for corpus in validation),
     )
-    training = [_with(*each) for each in zip(training, objectives, strict=True)]
-    validation = [_with(*each) for each in validation]
     mixed = Corpus.mixed(training, settings.weights), Corpus.mixed(validation)
     return Corpora(*mixed, fitting[0], tokenizer, report, sha256)
 
 
-UNITS = ("pairs", "texts")
-
-
-def _report(title: str, corpus: Corpus, objective: Objective | None) -> str:
-    return title + corpus.counts.report(UNITS[objective is not None])
-
-
-def _with(corpus: Corpus, objective: Objective | None) -> Corpus:
-    """Return a corpus of texts with what makes its examples."""
-    parts = [part._replace(objective=objective) for part in corpus.parts]
-    sizes = corpus.src_vocab_size, corpus.tgt_vocab_size
-    return Corpus(parts, *sizes, corpus.pad_id, corpus.weights)
-
-
-def _objective(
-    text: Text | TextFiles, prefix: str, settings: TextSettings, tokenizer: Tokenizer
-) -> Objective | None:
-    """Return what makes the examples of a plain text; None of pairs."""
-    if not text.reading.documents:
-        return None
+def _objective(settings: TextSettings, tokenizer: Tokenizer, prefix: str) -> Objective:
+    """Return what makes the examples of a plain text."""
     if tokenizer.kind == "separate":
         raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
     special = special_ids(tokenizer, settings.objective, "tokenizer")
     texts = [prefix + denoiser.prefix for denoiser in settings.denoisers]
-    prefixes = tuple(tuple(ids) for ids in tokenizer.encode_text(texts))
+    prefixes = tuple(map(tuple, tokenizer.encode_text(texts)))
     longest = min(settings.filters.max_length, LONGEST_TEXT)
     return Objective(settings.denoisers, prefixes, special, longest, settings.seed)
 
 
-def _encoded_validation(
-    run_text: RunText, settings: TextSettings
-) -> tuple[list[tuple[Corpus, Objective | None]], list[Text]]:
-    """Return the validation texts as ids, with what makes their examples; and what is kept."""
+def _validation_corpora(
+    run_text: RunText, settings: TextSettings, objective: Objective | None
+) -> tuple[list[Corpus], list[Text]]:
+    """Return the validation texts as ids, and what of them is kept."""
     encoded, kept = [], []
     max_length, tokenizer = settings.filters.max_length, run_text.tokenizer
     for text in run_text.validation:
@@ -309,37 +292,27 @@ def _encoded_validation(
             )
         is_whole = not text.targets or corpus.counts.pairs == text.pairs
         kept.append(text if is_whole else _fitting(text, tokenizer, max_length))
-        plain = TextFiles((), reading=_plain(settings))
-        objective = None
-        if not text.targets:
-            objective = _objective(plain, run_text.prefixes[-1], settings, tokenizer)
-        encoded.append((corpus, objective))
+        encoded.append(corpus.with_objective(None if text.targets else objective))
     return encoded, kept
 
 
 def try_corpora(run_text: RunText, settings: TextSettings, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = [task for task, _ in _tasks(run_text, settings)]
+    tasks = _tasks(run_text, settings)
     if settings.drop_duplicates:
         tasks = [without_duplicates(settings.store, task, console) for task in tasks]
-    units = [UNITS[task.text.reading.documents is not None] for task in tasks]
-    return tuple(
-        f"training: {dry_run(task, console).report(unit)}"
-        for task, unit in zip(tasks, units, strict=True)
-    )
+    return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 
 
-def _tasks(run_text: RunText, settings: TextSettings) -> list[tuple[Task, str]]:
-    """Return what is to prepare; the filters and the prefix are those of pairs."""
+def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
+    # None is held out where there are several texts.
+    left_out, drops = {"held out for validation": run_text.held_out}, settings.drop_duplicates
     tasks = []
     for text, prefix in zip(run_text.training, run_text.prefixes, strict=True):
-        # None is held out where there are several texts.
-        left_out = {"held out for validation": run_text.held_out}
-        filters, before = settings.filters, prefix
-        if text.reading.documents:
-            filters, before = Filters(LONGEST_TEXT), ""
-        others = filters, left_out, settings.drop_duplicates, before
-        tasks.append((corpus_task(text, run_text.tokenizer, *others), prefix))
+        of_pairs = settings.filters, left_out, drops, prefix
+        of_documents = Filters(LONGEST_TEXT), left_out, drops
+        options = of_documents if text.reading.documents else of_pairs
+        tasks.append(corpus_task(text, run_text.tokenizer, *options))
     return tasks
 
 

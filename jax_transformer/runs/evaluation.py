@@ -60,8 +60,8 @@ class Evaluation:
         """Show scores and translations of the parameters; return the values for the log."""
         shares = {}
         if self.validation.has_texts:
-            seed = self.settings.training_config.seed
-            shares = restored_shares(params, self.settings.config, self.validation, seed)
+            model = params, self.settings.config
+            shares = restored_shares(*model, self.validation, self.settings.training_config)
             shown = (f"{task} {share:.1%}" for task, share in shares.items())
             self.console.print(f"tokens restored exactly: {', '.join(shown)}")
         values = {f"validation_restored_{task}": share for task, share in shares.items()}

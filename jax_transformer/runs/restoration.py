@@ -7,13 +7,13 @@ from jax_transformer.decoding import generate
 from jax_transformer.model.transformer import Params
 from jax_transformer.text.batches import pad
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.plan import first_pieces
+from jax_transformer.text.plan import BatchSettings, plan_epoch
 
-EXAMPLES = 64  # of each denoiser
+EXAMPLES = 64  # of each denoiser, at most
 
 
 def restored_shares(
-    params: Params, config: TransformerConfig, validation: Corpus, seed: int
+    params: Params, config: TransformerConfig, validation: Corpus, settings: BatchSettings
 ) -> dict[str, float]:
     """Return, for each denoiser, the share of its target tokens that greedy search gives.
 
@@ -23,7 +23,7 @@ def restored_shares(
     for task, corpus in validation.by_task().items():
         if not corpus.has_texts:
             continue
-        pieces = first_pieces(corpus, seed, EXAMPLES)
+        pieces = plan_epoch(corpus, settings, 0)[0].pieces[:EXAMPLES]
         sides = corpus.read_pieces(pieces).sides()
         sources, targets = ([ids.tolist() for ids in side] for side in zip(*sides, strict=True))
         longest = max(map(len, targets)) - 1  # BOS is given

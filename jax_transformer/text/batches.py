@@ -103,7 +103,7 @@ def epoch_batches(
             begin = first[1] if window == first[0] else 0
             for number, planned in enumerate(plan[begin:], begin):
                 batch, counts = make_batch(corpus, rows_to_read(planned)), ()
-                if planned.pieces is not None and len(corpus.tasks) > 1:
+                if len(corpus.tasks) > 1:
                     counts = corpus.task_counts(planned.pieces)
                 yield NumberedBatch(window, number, planned, batch, counts)
 
@@ -133,8 +133,8 @@ def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
         planned.rows * (planned.length + (planned.target_length or planned.length))
         for planned in plan
     )
-    if corpus.has_texts:
-        pieces = [piece for planned in plan for piece in planned.pieces]
+    if plan[0].pieces:
+        pieces = (piece for planned in plan for piece in planned.pieces)
         return 1 - sum(piece.source + piece.target for piece in pieces) / slots
     pairs = np.concatenate([planned.members for planned in plan])
     return 1 - int(corpus.side_lengths(pairs).sum()) / slots
@@ -142,10 +142,10 @@ def padding_share(corpus: Corpus, plan: list[PlannedBatch]) -> float:
 
 def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     """Build one planned batch."""
-    if planned.pieces is None:
-        ids, source_lengths, target_lengths = corpus.read(planned.members)
-    else:
+    if corpus.has_texts:
         ids, source_lengths, target_lengths = corpus.read_pieces(planned.pieces)
+    else:
+        ids, source_lengths, target_lengths = corpus.read(planned.members)
     target_length = planned.target_length or planned.length
     ends = np.cumsum(source_lengths + target_lengths)
     targets = ends - target_lengths

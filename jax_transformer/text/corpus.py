@@ -197,6 +197,17 @@ class Corpus:
         shares = zip(self.parts, self._shares(), strict=True)
         return round(sum(part.counts.tokens * share for part, share in shares))
 
+    def with_objective(self, objective: Objective | None) -> "Corpus":
+        """Return the corpus with what makes the examples of its texts; None: they are pairs."""
+        parts = [part._replace(objective=objective) for part in self.parts]
+        sizes = self.src_vocab_size, self.tgt_vocab_size
+        return Corpus(parts, *sizes, self.pad_id, self.weights)
+
+    @property
+    def unit(self) -> str:
+        """What reports call its entries."""
+        return "texts" if self.has_texts else "pairs"
+
     @property
     def has_texts(self) -> bool:
         """Whether some examples are pieces of texts, whose lengths a plan decides."""

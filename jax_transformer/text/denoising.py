@@ -8,6 +8,7 @@ that the plan of an epoch can cut a text where a row ends.
 import functools
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -84,14 +85,12 @@ def denoisers(
     objective: DenoisingObjective, density: float | None, mean_length: float | None
 ) -> tuple[Denoiser, ...]:
     """Return the denoisers of an objective; None keeps its own density or mean length."""
-    named = {"noise_density": density, "mean_span_length": mean_length}
+    named = {"density": density, "mean_length": mean_length}
     given = {name: value for name, value in named.items() if value is not None}
     if given and objective in ("ul2", "prefix_lm"):
-        name, value = next(iter(given.items()))
-        raise InputError(f"{name}={value} is fixed by objective={objective!r}; leave it out")
-    changed = zip(("density", "mean_length"), named.values(), strict=True)
-    replaced = {name: value for name, value in changed if value is not None}
-    return tuple(denoiser._replace(**replaced) for denoiser in OBJECTIVES[objective])
+        names = f"noise_density={density} and mean_span_length={mean_length}"
+        raise InputError(f"{names} are fixed by objective={objective!r}; leave them out")
+    return tuple(denoiser._replace(**given) for denoiser in OBJECTIVES[objective])
 
 
 def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
@@ -153,11 +152,8 @@ class Objective(NamedTuple):
         most = min(length, sum(free))
         sources, targets = sizes(self.denoisers[chosen], most, key, len(self.special.sentinels))
         sources = sources + len(self.prefixes[chosen])
-        room = (min(side, self.longest) for side in free)
-        ends = (
-            np.searchsorted(side, most_of_side, side="right")
-            for side, most_of_side in zip((sources, targets), room, strict=True)
-        )
+        room = [min(side, self.longest) for side in free]
+        ends = map(partial(np.searchsorted, side="right"), (sources, targets), room)
         count = int(min(ends)) - 1
         return (count, int(sources[count]), int(targets[count])) if count > 1 else (0, 0, 0)
 
@@ -204,18 +200,15 @@ def sizes(
         ends = np.cumsum(_span_lengths(denoiser, int(counts[-1]), key))
         spans = np.minimum(np.searchsorted(ends, counts) + 1, lengths - counts + 1)
         return lengths - counts + spans + 1, lengths + 1
-    sources, targets, spans = _span_sizes(denoiser)
-    count = int(np.searchsorted(spans[: most + 1], sentinels, side="right"))
-    beyond = np.full(most + 1 - count, 2**40)
-    return tuple(np.concatenate([side[:count], beyond]) for side in (sources, targets))
+    counts, spans = _all_noise_counts(denoiser)
+    counts, spans = counts[: most + 1], spans[: most + 1]
+    beyond = np.where(spans > sentinels, 2**40, 0)
+    return lengths - counts + spans + 1 + beyond, counts + spans + 1 + beyond
 
 
 @functools.lru_cache(maxsize=32)
-def _span_sizes(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "lengths"], ...]:
-    """Return the sizes of source and target and the spans, for all lengths of a text."""
-    lengths = np.arange(LONGEST_TEXT + 1)
-    counts, spans = noise_counts(lengths, denoiser)
-    return lengths - counts + spans + 1, counts + spans + 1, spans
+def _all_noise_counts(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
+    return noise_counts(np.arange(LONGEST_TEXT + 1), denoiser)
 
 
 def noise_of(length: int, denoiser: Denoiser) -> tuple[int, int]:

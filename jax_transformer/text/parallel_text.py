@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from jax_transformer.text.text_files import (
 
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
-BLOCK_BYTES = 2**24  # of the documents of a plain text that are read at a time, about
+LINES_OF_A_DOCUMENT = 2**8  # so many times fewer documents are read at a time
 
 # A document is a line, or what stands between "blank_lines"; or lines are "joined": an example may
 # go on from one to the next.
@@ -281,12 +282,13 @@ def _file_blocks(
     files: tuple[Path, ...], first: int, pairs: int, reading: Reading
 ) -> Iterator[Block]:
     """Yield the blocks of two line-aligned files or of one alone; see `TextFiles.blocks`."""
-    names, done = [*map(str, files), None], 0
+    names = [*map(str, files), None]
+    pairs = math.ceil(pairs / LINES_OF_A_DOCUMENT) if reading.documents else pairs
     with contextlib.ExitStack() as opened:
         lines = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
         readers = [_units(side, reading) for side in lines]
-        while True:
-            sides = [_next_lines(reader, pairs, reading) for reader in readers]
+        for done in itertools.count(step=pairs):
+            sides = [list(itertools.islice(reader, pairs)) for reader in readers]
             counts = [done + len(side) for side in sides]
             if len(set(counts)) > 1:
                 unread = [sum(1 for _ in reader) for reader in readers]
@@ -294,20 +296,6 @@ def _file_blocks(
             if not sides[0]:
                 return
             yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2], reading)
-            done = counts[0]
-
-
-def _next_lines(reader: Iterator[bytes | None], most: int, reading: Reading) -> list[bytes | None]:
-    """Return the next lines of a file; of documents, about `BLOCK_BYTES`."""
-    if reading.documents is None:
-        return list(itertools.islice(reader, most))
-    taken, size = [], 0
-    for document in itertools.islice(reader, most):
-        taken.append(document)
-        size += len(document or b"")
-        if size >= BLOCK_BYTES:
-            break
-    return taken
 
 
 def _units(lines: Iterator[bytes | None], reading: Reading) -> Iterator[bytes | None]:

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
         return seed, self.epoch, self.number, self.begin
 
 
-def fill_rows_with(
+def fill_rows(
     coming: Iterable[tuple[Piece, Objective | None]], row: tuple[int, int]
 ) -> list[list[Piece]]:
     """Fill row by row with what fits of the next `LOOK_AHEAD` texts and pairs.
@@ -51,7 +51,7 @@ def fill_rows_with(
             free = free[0] - part.source, free[1] - part.target
             if part.end < piece.end:
                 left.append((piece._replace(begin=part.end), objective))
-            if min(free) < 2:  # a token and EOS
+            if min(free) < 1:
                 left += waiting[place + 1 :]
                 break
         if not taken:
@@ -70,6 +70,8 @@ def _part_that_fits(
     """Return the longest beginning of a text that fits, or the whole pair; None if none does."""
     if objective is None:
         return piece if piece.source <= free[0] and piece.target <= free[1] else None
+    if min(free) < 2:  # a token and EOS
+        return None
     length, key = piece.end - piece.begin, piece.key(objective.seed)
     count, source, target = objective.fit(length, free, key)
     if 0 < length - count < FEWEST:  # the rest would be too short

@@ -14,8 +14,8 @@ from jaxtyping import Int64, Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.denoising import LONGEST_TEXT, Objective
-from jax_transformer.text.pieces import LOOK_AHEAD, Piece, fill_rows_with
+from jax_transformer.text.denoising import Objective
+from jax_transformer.text.pieces import Piece, fill_rows
 
 WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
 WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
@@ -43,7 +43,7 @@ class PlannedBatch(NamedTuple):
     # The row of each member of a packed batch, ascending; else None: member i is in row i.
     member_rows: Integer[np.ndarray, "members"] | None = None
     target_length: int | None = None  # of a row's target; None: `length`
-    pieces: tuple[Piece, ...] | None = None  # the members where some are pieces of texts
+    pieces: tuple[Piece, ...] = ()  # the members of a packed batch
 
 
 class EpochLayout(NamedTuple):
@@ -97,18 +97,16 @@ def plan_window(
     first = epoch * len(corpus)
     places = range(first + begin, first + end)
     generator = np.random.default_rng([settings.seed, epoch, window])
-    if corpus.has_texts:
-        (shape,) = layout.shapes
-        rows = fill_rows_with(
-            _whole(corpus, settings.seed, places), (shape[1], layout.target_length)
-        )
-        # The pieces of a text are in rows that follow each other; they go to other batches.
-        return _batches_of([rows[i] for i in generator.permutation(len(rows))], *shape, layout)
+    if settings.batching == "packed":
+        ((rows, length),) = layout.shapes
+        drawn = _whole(corpus, settings.seed, places)
+        filled = fill_rows(drawn, (length, layout.target_length or length))
+        if corpus.has_texts:  # the pieces of a text follow each other; they go to other batches
+            filled = [filled[index] for index in generator.permutation(len(filled))]
+        parts = (filled[start : start + rows] for start in range(0, len(filled), rows))
+        return [_packed(part, rows, length, layout.target_length) for part in parts]
     numbers = corpus.order(settings.seed, places)
     sides = corpus.side_lengths(numbers)
-    if settings.batching == "packed":
-        (shape,) = layout.shapes
-        return _packed(numbers, sides, *shape)
     plan = _buckets(numbers, sides.max(axis=1), layout.shapes)
     return [plan[index] for index in generator.permutation(len(plan))]
 
@@ -130,21 +128,11 @@ def row_lengths(corpus: Corpus, settings: BatchSettings) -> tuple[int, int]:
     """
     longest, sums = settings.pack_length, [0, 0]
     places = range(min(MEASURED_TEXTS, len(corpus)))
-    for row in fill_rows_with(_whole(corpus, settings.seed, places), (longest, longest)):
+    for row in fill_rows(_whole(corpus, settings.seed, places), (longest, longest)):
         sums[0] += sum(piece.source for piece in row)
         sums[1] += sum(piece.target for piece in row)
     needed = corpus.longest_side
     return tuple(max(math.ceil(longest * side / max(sums)), needed) for side in sums)
-
-
-def first_pieces(corpus: Corpus, seed: int, count: int) -> list[Piece]:
-    """Return the first pieces of the first texts of epoch 0, as long as examples may be."""
-    places = range(min(count, len(corpus)))
-    pieces = []
-    for each in _whole(corpus, seed, places):
-        (piece, *_), *_ = fill_rows_with([each], (2 * LONGEST_TEXT,) * 2)
-        pieces.append(piece)
-    return pieces
 
 
 def _whole(corpus: Corpus, seed: int, places: range) -> Iterator[tuple[Piece, Objective | None]]:
@@ -157,19 +145,14 @@ def _whole(corpus: Corpus, seed: int, places: range) -> Iterator[tuple[Piece, Ob
         yield Piece(number, epoch, 0, end, source, target), objective
 
 
-def _batches_of(
-    filled: list[list[Piece]], rows: int, length: int, layout: EpochLayout
-) -> list[PlannedBatch]:
-    """Return rows of pieces as batches; the last one may have empty rows."""
-    plan = []
-    for start in range(0, len(filled), rows):
-        batch = filled[start : start + rows]
-        member_rows = np.repeat(np.arange(len(batch)), list(map(len, batch)))
-        pieces = tuple(piece for row in batch for piece in row)
-        members = np.array([piece.number for piece in pieces], np.int64)
-        shape = rows, length
-        plan.append(PlannedBatch(*shape, members, member_rows, layout.target_length, pieces))
-    return plan
+def _packed(
+    filled: list[list[Piece]], rows: int, length: int, target_length: int | None
+) -> PlannedBatch:
+    """Return a batch of some rows of pieces; those that are missing stay empty."""
+    pieces = tuple(itertools.chain(*filled))
+    members = np.array([piece.number for piece in pieces], np.int64)
+    member_rows = np.repeat(np.arange(len(filled)), list(map(len, filled)))
+    return PlannedBatch(rows, length, members, member_rows, target_length, pieces)
 
 
 def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> PlannedBatch:
@@ -179,12 +162,9 @@ def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> Plann
         return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
     taken = np.isin(member_rows, rows)
     taken_rows = np.searchsorted(rows, member_rows[taken])
-    pieces = planned.pieces
-    if pieces is not None:
-        pieces = tuple(itertools.compress(pieces, taken))
-    return planned._replace(
-        rows=len(rows), members=members[taken], member_rows=taken_rows, pieces=pieces
-    )
+    pieces = tuple(itertools.compress(planned.pieces, taken))
+    new = {"members": members[taken], "member_rows": taken_rows, "pieces": pieces}
+    return planned._replace(rows=len(rows), **new)
 
 
 def _buckets(
@@ -213,21 +193,6 @@ def _buckets(
     return plan
 
 
-def _packed(
-    numbers: Int64[np.ndarray, "pairs"],
-    side_lengths: Int64[np.ndarray, "pairs 2"],
-    rows: int,
-    length: int,
-) -> list[PlannedBatch]:
-    """Pack the pairs of a window, in the given order; the last rows may be empty."""
-    packed, plan = pack_rows(side_lengths, length), []
-    for start in range(0, len(packed), rows):
-        batch = packed[start : start + rows]
-        member_rows = np.repeat(np.arange(len(batch)), list(map(len, batch)))
-        plan.append(PlannedBatch(rows, length, numbers[np.concatenate(batch)], member_rows))
-    return plan
-
-
 def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[int, ...]:
     """Return at most `count` lengths of buckets that minimise the columns of all pairs; ascending.
 
@@ -250,26 +215,3 @@ def bucket_lengths(counts: Integer[np.ndarray, "lengths"], count: int) -> tuple[
     for previous_end in reversed(previous_ends):
         ends.append(int(previous_end[ends[-1]]))
     return tuple(int(values[end]) for end in sorted(set(ends)))
-
-
-def pack_rows(
-    side_lengths: Integer[np.ndarray, "pairs 2"], row_length: int
-) -> list[Integer[np.ndarray, "_"]]:
-    """Fill row by row, by first fit among the next `LOOK_AHEAD` pairs; no side may be longer."""
-    # Plain integers: for a few hundred pairs, calls of NumPy would take seven times as long.
-    sources, targets = side_lengths.T.tolist()
-    waiting, seen, rows = [*range(min(LOOK_AHEAD, len(sources)))], LOOK_AHEAD, []
-    while waiting:
-        free_source = free_target = row_length
-        taken = []
-        for place, pair in enumerate(waiting):
-            if sources[pair] <= free_source and targets[pair] <= free_target:
-                free_source -= sources[pair]
-                free_target -= targets[pair]
-                taken.append(place)
-        rows.append(np.array([waiting[place] for place in taken]))
-        for place in reversed(taken):
-            del waiting[place]
-        waiting += range(seen, min(seen + len(taken), len(sources)))
-        seen += len(taken)
-    return rows

@@ -111,10 +111,10 @@ def test_pairs_and_plain_text_are_mixed_by_weight_with_their_prefixes():
 
 
 def test_what_does_not_fit_together_is_refused():
-    assert "objective='translation' and text=plain.txt: a denoising objective and a" in refused(
+    assert "objective='translation' with text=plain.txt: a denoising objective and a" in refused(
         "train", "--text=plain.txt", *SMALL
     )
-    assert "objective='ul2' and text=None" in refused(
+    assert "objective='ul2' with text=None" in refused(
         "train", "--objective=ul2", "--batching=packed", "--source=pairs.tsv", *SMALL
     )
     assert "set batching='packed'" in refused("train", *small("--batching=buckets"))

@@ -131,11 +131,8 @@ def plain_task(
     special_tokens = special_ids(tokenizer, settings.objective, "tokenizer")
     longest = config.max_length
     objective = Objective(chosen, prefixes, special_tokens, longest, settings.seed)
-    corpora = []
-    for lines in texts:
-        corpus = encode_text(Text(lines), tokenizer, longest)
-        parts = [part._replace(objective=objective) for part in corpus.parts]
-        corpora.append(Corpus(parts, corpus.src_vocab_size, corpus.tgt_vocab_size))
+    encoded = (encode_text(Text(lines), tokenizer, longest) for lines in texts)
+    corpora = (corpus.with_objective(objective) for corpus in encoded)
     return RunSettings(config, settings, tokenizer, "0" * 64, {}), *corpora
 
 

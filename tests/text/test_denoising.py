@@ -216,5 +216,8 @@ def test_a_text_never_has_more_spans_than_there_are_sentinels():
 def test_settings_that_an_objective_fixes_are_refused():
     changed = denoisers("span_corruption", 0.5, None)
     assert [(each.density, each.mean_length) for each in changed] == [(0.5, 3.0)]
-    with pytest.raises(InputError, match=r"noise_density=0.2 is fixed by objective='ul2'"):
+    with pytest.raises(
+        InputError,
+        match=r"noise_density=0.2 and mean_span_length=None are fixed by objective='ul2'",
+    ):
         denoisers("ul2", 0.2, None)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.batches import make_batch, training_batches
-from jax_transformer.text.plan import LOOK_AHEAD, pack_rows, plan_epoch, take_rows
+from jax_transformer.text.pieces import LOOK_AHEAD, Piece, fill_rows
+from jax_transformer.text.plan import plan_epoch, take_rows
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import random_corpus
 
@@ -24,6 +25,13 @@ def encoded():
     source_lengths = 5 + random.poisson(random.gamma(3, 4, size=2000)).clip(0, 35)
     target_lengths = (source_lengths + random.integers(-3, 4, size=2000)).clip(5, 40)
     return random_corpus(random, source_lengths, target_lengths)
+
+
+def pack_rows(side_lengths, row_length):
+    """Return the numbers of the pairs of each row."""
+    pairs = ((Piece(i, 0, 0, 0, *sides), None) for i, sides in enumerate(side_lengths.tolist()))
+    rows = fill_rows(pairs, (row_length, row_length))
+    return [np.array([piece.number for piece in row]) for row in rows]
 
 
 @given(

@@ -16,6 +16,7 @@ from jax_transformer.training.optimizer import (
     adam,
     clip_by_global_norm,
     learning_rate_schedule,
+    optimizer_by_name,
     with_guard,
 )
 from tests.models import random_params, small_config
@@ -41,6 +42,7 @@ def test_the_learning_rate_of_noam_is_the_papers():
     [
         ("constant", [0.25, 0.75, 1, 1, 1, 1, 1]),
         ("inverse_square_root", [0.25, 0.75, 1, 0.8**0.5, 0.5**0.5, 1 / 3**0.5, 0.2]),
+        ("t5", [1, 1, 1, 0.8**0.5, 0.5**0.5, 1 / 3**0.5, 0.2]),
         ("cosine", [0.25, 0.75, 1, (1 + np.cos(np.pi / 8)) / 2, 0.5, 0, 0]),
     ],
 )
@@ -58,6 +60,66 @@ def test_a_cooldown_leaves_the_steps_before_it_and_ends_at_zero(schedule):
     shares = [1, 1, 1, 1, 3 / 4, 1 / 4, 0, 0]
     expected = [rate * share for rate, share in zip(without, shares, strict=True)]
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_the_schedule_of_t5_is_the_papers():
+    found = rates(
+        [1, 9_999, 10_000, 40_000], schedule="t5", learning_rate=0.01, warmup_steps=10_000
+    )
+    assert found == pytest.approx([0.01, 0.01, 0.01, 0.005], rel=1e-6)
+
+
+def drawn_tree(seed):
+    random = np.random.default_rng(seed)
+    shapes = {"token_embedding": {"embedding": (9, 4)}, "output_projection": {"kernel": (4, 9)}}
+    layer = {"feed_forward": {"inner": {"kernel": (4, 6)}}}
+    shapes["encoder"] = {"norm": {"scale": (4,)}, "layers_0": layer}
+    draw = lambda shape: jnp.asarray(random.standard_normal(shape))  # noqa: E731
+    return jax.tree.map(draw, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+
+
+def moved_by(optimizer, steps, **extra):
+    params = drawn_tree(0)
+    state = optimizer.init(params)
+    for step in range(1, steps + 1):
+        updates, state = optimizer.update(drawn_tree(step), state, params, **extra)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_adafactor_is_that_of_optax(x64):
+    named = {"schedule": "t5", "learning_rate": 0.02, "warmup_steps": 2, "optimizer": "adafactor"}
+    config = TransformerConfig(d_model=8, num_heads=1)
+    ours = moved_by(optimizer_by_name(config, TrainingConfig(**named)), 5)[0]
+    rate = lambda made: 0.02 * jnp.minimum(1, jnp.sqrt(2 / (jnp.asarray(made, float) + 1)))  # noqa: E731
+    theirs = moved_by(optax.adafactor(rate), 5)[0]
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, 1e-12, 0), ours, theirs))
+
+
+def test_muon_makes_updates_of_kernels_orthogonal_and_leaves_tables_to_adam(x64):
+    named = {"schedule": "constant", "learning_rate": 0.1, "warmup_steps": 1, "optimizer": "muon"}
+    config = TransformerConfig(d_model=8, num_heads=1)
+    optimizer = optimizer_by_name(config, TrainingConfig(**named))
+    params = drawn_tree(0)
+    updates, _ = optimizer.update(drawn_tree(1), optimizer.init(params), params)
+    kernel = updates["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"]
+    values = np.linalg.svd(kernel, compute_uv=False) / 0.1
+    assert 0.5 < values.min() <= values.max() < 1.3
+    for name in (("token_embedding", "embedding"), ("output_projection", "kernel")):
+        first_of_adam = np.abs(updates[name[0]][name[1]])
+        np.testing.assert_allclose(first_of_adam, 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
+def test_a_rejected_step_changes_no_state_of_another_optimizer(name):
+    config = TransformerConfig(d_model=8, num_heads=1)
+    optimizer = with_guard(optimizer_by_name(config, TrainingConfig(optimizer=name)))
+    before = moved_by(optimizer, 2, value=jnp.array(1.0))
+    params, state = before
+    bad = jax.tree.map(lambda leaf: leaf * jnp.nan, drawn_tree(3))
+    updates, after = optimizer.update(bad, state, params, value=jnp.array(jnp.nan))
+    assert jax.tree.all(jax.tree.map(np.array_equal, after.inner, state.inner))
+    assert jax.tree.all(jax.tree.map(lambda leaf: not leaf.any(), updates))
 
 
 def test_updates_are_those_of_torchs_adam(x64):
