@@ -7,6 +7,7 @@ XLA's estimates: memory beside the computed budget, cycles by kind of work, kern
 Needs the extra "cuda" or "tpu", or to compile "cuda" or "tpu-compile".
 """
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -73,20 +74,21 @@ class Task(NamedTuple):
 
 
 def shape(model: str, **fields: Any) -> TransformerConfig:
-    """Return the config of base, big or tiny."""
-    sizes = TINY if model == "tiny" else SIZES[model][0]
+    """Return the config of base, big, tiny, or of the preset "modern"."""
+    preset = "modern" if model == "modern" else "vaswani2017"
+    sizes = {"modern": {}, "tiny": TINY} | {name: size for name, (size, _) in SIZES.items()}
     vocabulary = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), VOCABULARY)
-    return TransformerConfig.preset("vaswani2017", **sizes | vocabulary | fields)
+    return TransformerConfig.preset(preset, **sizes[model] | vocabulary | fields)
 
 
 def tasks(devices: int, quick: bool) -> list[Task]:
     """Return the steps for this number of devices; `quick` leaves out deep models."""
     data = f"data={devices}"
-    shallow = [Task("base", 1, data), Task("base", 1, data, length=2048)]
+    shallow = [Task("base", 1, data), Task("base", 1, data, length=2048), Task("modern", 1, data)]
     if devices % 4 == 0:
         meshes = (f"data={devices // 2},fsdp=2", f"data={devices // 4},fsdp=2,tensor=2")
         shallow += [Task("base", 1, mesh) for mesh in meshes]
-    deep = [Task("base", 6, data), Task("base", 6, data, dropout=0.0)]
+    deep = [Task("base", 6, data), Task("base", 6, data, dropout=0.0), Task("modern", 6, data)]
     return shallow if quick else [*deep, *shallow, Task("big", 6, data, scan_layers=True)]
 
 
@@ -118,9 +120,9 @@ def compile_task(task: Task, topology: str, clock: float) -> None:
     print(*(f"  {one}" for one in found.collectives), sep="\n")
 
 
-def compile_search(beam_size: int, topology: str) -> None:
-    """Compile a search of base with 2 + 2 layers for one device: 32 rows, 64 + 64 tokens."""
-    config = shape("base", num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
+def compile_search(model: str, beam_size: int, topology: str) -> None:
+    """Compile a search of a model with 2 + 2 layers for one device: 32 rows, 64 + 64 tokens."""
+    config = shape(model, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
     device = topology_devices(topology)[0]
     execution = execution_on(device, "bfloat16", config.head_dim, dropped=False)
 
@@ -135,8 +137,8 @@ def compile_search(beam_size: int, topology: str) -> None:
     found = report(compile_for_topology(lowered, topology))
     (loop,) = found.loops
     print(
-        f"\nsearch, beam {beam_size}: {sum(loop.cycles.values()):,} cycles a step, {loop.kernels} "
-        f"operations; peak {found.peak / 1e6:,.0f} MB\n{shares(loop.cycles)}"
+        f"\n{model}, search, beam {beam_size}: {sum(loop.cycles.values()):,} cycles a step, "
+        f"{loop.kernels} operations; peak {found.peak / 1e6:,.0f} MB\n{shares(loop.cycles)}"
     )
 
 
@@ -160,8 +162,8 @@ def compile_all(topology: str = "v5e:2x4", quick: bool = False) -> None:
     )
     for task in tasks(len(topology_devices(topology)), quick):
         compile_task(task, topology, clock)
-    compile_search(1, topology)
-    compile_search(4, topology)
+    for model, beam_size in itertools.product(("base", "modern"), (1, 4)):
+        compile_search(model, beam_size, topology)
 
 
 def load_ours(device: str) -> System:
