@@ -9,11 +9,14 @@ from tests.models import one_layer
 from tests.parity.training_run import run
 
 
+MODERN = {"d_ff": 44, "num_kv_heads": 1}
+
+
 @pytest.mark.exhaustive
-def test_loss_at_every_step_and_translations_at_the_end(x64):
-    config = one_layer(
-        "vaswani2017", vocab_size=60, d_model=32, num_heads=2, d_ff=64, max_length=64, dropout=0.0
-    )
+@pytest.mark.parametrize(("preset", "fields"), [("vaswani2017", {}), ("modern", MODERN)])
+def test_loss_at_every_step_and_translations_at_the_end(preset, fields, x64):
+    sizes = {"vocab_size": 60, "d_model": 32, "num_heads": 2, "d_ff": 64, "max_length": 64}
+    config = one_layer(preset, **sizes | fields, dropout=0.0)
     settings = TrainingConfig(
         steps=300, warmup_steps=60, learning_rate_factor=0.25, max_tokens=400, bucket_count=1
     )
