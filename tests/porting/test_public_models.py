@@ -16,7 +16,7 @@ from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.outside import WORDS
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
-from tests.porting.public_models import SHAPES, VOCABULARIES, WIDTH, Translator, waves
+from tests.porting.public_models import HEADS, SHAPES, VOCABULARIES, WIDTH, Translator, waves
 from tests.porting.renamed import run_snippet
 
 
@@ -138,7 +138,19 @@ def multiplied(factor, *parts):
     }
 
 
+def halves_of_pairs(weights):
+    """Return the weights with the even rows of each head's queries and keys before the odd ones."""
+
+    def moved(tensor):
+        heads = tensor.reshape(HEADS, -1, *tensor.shape[1:])
+        return np.concatenate([heads[:, ::2], heads[:, 1::2]], 1).reshape(tensor.shape)
+
+    parts = ("ask", "offer")
+    return {n: moved(x) if n.split(".")[-2] in parts else x for n, x in weights.items()}
+
+
 REMEDIES = {
+    "rotary_pairs": halves_of_pairs,
     "scaled_sum": tables(math.sqrt(WIDTH)),
     "from_one": tables(first=1),
     "place_scale": tables(0.3),
