@@ -13,9 +13,10 @@ from jax_transformer.porting.names import Unit, words
 
 MOST_FREE = 12  # products of a layer whose names do not tell what belongs together
 # The products of each kind of block; those joined by "+" are one tensor. "shared" has products of
-# the width of one head.
+# the width of one head, "grouped" has fewer heads of keys and values than of queries.
 KINDS: dict[str, tuple[str, ...]] = {
     "separate": ("query", "key", "value", "output"),
+    "grouped": ("query", "key", "value", "output"),
     "shared": ("query", "key", "value", "output"),
     "fused": ("query+key+value", "output"),
     "key_value": ("query", "key+value", "output"),
@@ -61,6 +62,7 @@ class Group:
         assignments: The roles that the products may have, the likeliest first.
         named: Whether names or shapes single out the first.
         inner: Width of all heads together, of one shared head, or d_ff.
+        key_inner: Width of all heads of keys together.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Group:
     assignments: tuple[tuple[str, ...], ...]
     named: bool
     inner: int
+    key_inner: int
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -160,12 +163,17 @@ def classify(units: Sequence[Unit], width: int) -> Group | None:
     if not 2 <= len(units) <= 4 or None in shapes:
         return None
     lengths = dict.fromkeys(length for shape in shapes for length in shape)
-    for kind, inner in itertools.product(KINDS, lengths):
+    for kind, inner, keys in itertools.product(KINDS, lengths, lengths):
         roles = KINDS[kind]
+        grouped = keys < min(inner, width) and inner % keys == 0
         if len(roles) != len(units) or (kind == "shared" and width % inner):
             continue
+        if not (grouped if kind == "grouped" else keys == inner):
+            continue
         orders = dict.fromkeys(itertools.permutations(roles))
-        fitting = [order for order in orders if _fits(units, shapes, kind, order, width, inner)]
+        fitting = [
+            order for order in orders if _fits(units, shapes, kind, order, width, (inner, keys))
+        ]
         if fitting:
             likely = [_role(unit, roles) for unit in units]  # as their names say
             votes = {
@@ -173,7 +181,7 @@ def classify(units: Sequence[Unit], width: int) -> Group | None:
             }
             fitting.sort(key=lambda order: -votes[order])
             clear = len(fitting) == 1 or votes[fitting[0]] > votes[fitting[1]]
-            return Group(kind, tuple(units), tuple(fitting), clear, inner)
+            return Group(kind, tuple(units), tuple(fitting), clear, inner, keys)
     return None
 
 
@@ -183,12 +191,12 @@ def _fits(
     kind: str,
     roles: Sequence[str],
     width: int,
-    inner: int,
+    inner: tuple[int, int],
 ) -> bool:
     """Return whether products and their biases have the shapes of these roles."""
     orientations, biased = set(), set()
     for unit, shape, role in zip(units, shapes, roles, strict=True):
-        expected = role_shape(kind, role, width, inner)
+        expected = role_shape(kind, role, width, *inner)
         if shape not in (expected, expected[::-1]) or unit.bias_length not in (0, expected[0]):
             return False
         if expected[0] != expected[1]:
@@ -198,13 +206,14 @@ def _fits(
     return len(orientations) <= 1 and len(biased) <= 1
 
 
-def role_shape(kind: str, role: str, width: int, inner: int) -> Shape:
+def role_shape(kind: str, role: str, width: int, inner: int, key_inner: int) -> Shape:
     """Return the outputs and inputs of a product."""
     if kind == "shared":
         return (width, width) if role == "output" else (inner, inner)
     if role in ("output", "outer"):
         return (width, inner)
-    return (inner * len(role.split("+")), width)
+    outputs = key_inner if role in ("key", "value") else inner
+    return (outputs * len(role.split("+")), width)
 
 
 def _split(units: tuple[Unit, ...], form: Form) -> tuple[list[Group], tuple[Unit, ...]]:

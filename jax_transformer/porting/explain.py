@@ -20,7 +20,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.table import Join, Layout, Masks, Operation, Row, expand
 from jax_transformer.errors import InputError
-from jax_transformer.porting.hypothesis import Hypothesis
+from jax_transformer.porting.hypothesis import Hypothesis, with_outside
 from jax_transformer.porting.names import join_heads
 from jax_transformer.porting.outside import Outside, best_number, words_at
 from jax_transformer.porting.places import common_module
@@ -150,15 +150,21 @@ def _words(
     place = len(fit.points) - 1
 
     def changed(word: str, number: float) -> Hypothesis:
-        return dataclasses.replace(hypothesis, outside=Outside(word, number))
+        return with_outside(hypothesis, Outside(word, number))
 
     def distance(word: str, number: float) -> float:
         return fit_of(changed(word, number), fit).points[place].distance
 
     for word in words_at(fit.points, record):
-        found = changed(word, best_number(word, partial(distance, word)))
+        number = best_number(word, partial(distance, word))
+        found = changed(word, number)
         if (other := fit_of(found, fit)).score[0] > fit.score[0]:
-            yield other, Change(found.outside.sentence(found.config.d_model), found)
+            outside, config = Outside(word, number), hypothesis.config
+            fields = outside.fields.items()
+            text = "".join(
+                f"{name}={value!r}, not {getattr(config, name)!r}" for name, value in fields
+            )
+            yield other, Change(text or outside.sentence(config.d_model), found)
             if other.error <= EXACT:
                 return
 

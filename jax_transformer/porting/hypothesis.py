@@ -60,6 +60,10 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
     for side in ("encoder", "decoder"):
         fields[f"num_{side}_layers"] = len(getattr(structure, side).stack.indices)
     inner, heads = fields.pop("inner"), fields["num_heads"]
+    if (key_inner := fields.pop("key_inner")) != inner:
+        if key_inner * heads % inner:
+            raise InputError(f"num_heads={heads}: {key_inner} columns of keys are no whole heads")
+        fields["num_kv_heads"] = key_inner * heads // inner
     if fields.get("head_projection") != "shared" and inner != structure.width:
         if inner % heads:
             raise InputError(f"num_heads={heads} does not divide {inner}, the width of all heads")
@@ -73,7 +77,18 @@ def build(structure: Structure, answers: Answers, pad_id: int = 0) -> Hypothesis
         answers["later targets hidden"],
     )
     config = _cached_config(tuple(fields.items()))
-    return Hypothesis(config, tuple(rows), masks, answers.get("outside"))
+    return with_outside(Hypothesis(config, tuple(rows), masks), answers.get("outside"))
+
+
+def with_outside(hypothesis: Hypothesis, outside: Outside | None) -> Hypothesis:
+    """Return a hypothesis that does what a word says, by the config where it has the field."""
+    if outside is None or not outside.fields:
+        return dataclasses.replace(hypothesis, outside=outside)
+    try:
+        config = dataclasses.replace(hypothesis.config, **outside.fields)
+    except InputError:  # no config has both: nothing is nearer
+        return hypothesis
+    return dataclasses.replace(hypothesis, config=config)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -130,7 +145,10 @@ def _layer_rows(
     ]
     norms = answers[f"the norms of an {side} layer"]
     for norm, block in zip(layer.norms, norms, strict=True):
-        path = block if block == "memory_norm" else f"{block}_residual/norm"
+        sublayer, _, output = block.partition(" ")
+        path = block if block == "memory_norm" else f"{sublayer}_residual/{output}norm"
+        if output:
+            fields[{"encoder": "norm_placement"}.get(side, "decoder_norm_placement")] = "sandwich"
         _agree(fields, "norm_bias", bool(norm.bias), norm.scale)
         leaves = {"scale": norm.scale, "bias": norm.bias}
         tensors += [(name, (f"{path}/{leaf}",)) for leaf, name in leaves.items() if name]
@@ -180,6 +198,7 @@ def _group_tensors(
     shared, first = group.kind == "shared", group.units[0].name
     if group.is_attention:
         _agree(fields, "inner", width if shared else group.inner, first)
+        _agree(fields, "key_inner", width if shared else group.key_inner, first)
         _agree(fields, "head_projection", "shared" if shared else "full", first)
     else:
         _agree(fields, "d_ff", group.inner, first)
@@ -188,7 +207,7 @@ def _group_tensors(
     for index, (unit, role) in enumerate(zip(group.units, roles, strict=True)):
         role, _, stack = role.partition(" ")
         parts = role.split("+")
-        expected = role_shape(group.kind, role, width, group.inner)
+        expected = role_shape(group.kind, role, width, group.inner, group.key_inner)
         transposed = matrix_shape(unit, width) == expected
         if expected[0] == expected[1] and len(parts) == 1:
             transposed = answers[orientation_name(group, index)]

@@ -143,10 +143,14 @@ def join_heads(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray]
             begin, end = numbers[-1].span()
             key = (f"{name[:begin]}{HEAD}{name[end:]}", array.shape)
             lists.setdefault(key, {})[int(numbers[-1][0])] = name
+    wide = [name for name, x in tensors.items() if x.ndim == 2 and min(x.shape) >= width]
     joined, names = dict(tensors), {}
     for (template, shape), heads in lists.items():
         count, axis = len(heads), shape.index(min(shape))
         if count == 1 or {*heads} != {*range(count)} or count * shape[axis] != width:
+            continue
+        first = f"{template.partition(HEAD)[0]}0"
+        if any(name.startswith(first) for name in wide):  # a layer's, of grouped queries
             continue
         if len(shape) == 2 or names:
             parts = [joined.pop(heads[head]) for head in range(count)]

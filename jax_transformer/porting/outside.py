@@ -1,7 +1,8 @@
-"""What programs do and no config has: computed only so that it can be named.
+"""What programs do and no config has, computed only so that it can be named; and fields of numbers.
 
 A hypothesis that carries a word runs as `torch_reference` would if it did what the word says. Where
-it then agrees with a record, the word's sentence tells what the program does, and the remedy.
+it then agrees with a record, the word's sentence tells what the program does, and the remedy. A
+word that is a field of the config is found by its number.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, H heads, K head_dim, V vocab.
 """
@@ -11,14 +12,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torch_reference import Transformer
-from torch_reference.functional import merge_heads
+from torch_reference.functional import merge_heads, rotary_angles, rotate
 from torch_reference.layers import MultiHeadAttention, Residual
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ STAGES = ("encoder", "decoder", "logits")  # in the order in which they run
 FACTORS = tuple(2.0**power for power in (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, 5, -6, 6, -7, 7))
 BASES = tuple(10_000 * factor for factor in FACTORS[1:])
 FIRST_IDS = (1.0, 2.0, 0.0, 3.0)
+WINDOWS = (1.0, 2.0, 3.0, 4.0)  # longer ones than a record's texts cannot be told
+CAPS = tuple(10 * factor for factor in FACTORS)
 STEPS = 12  # of the search for a number
 NONE = "no weights can stand for it"
+PAIRS = "put the even rows of each head's queries and keys before the odd ones, weights and biases"
 TABLES = "with positions='learned', tables can hold what it adds to the embeddings"
 PRODUCTS = "multiply the weight and the bias of each sublayer's last product by it"
 HEAD = "multiply the weight and the bias of the output projection by it"
@@ -44,12 +48,13 @@ class Word(NamedTuple):
         stage: Where it shows first, of `STAGES`.
         single: Whether a single token shows it.
         numbers: Values of its number from which a search starts; () where it has none.
+        sentence: "" of a field.
     """
 
     stage: str
     single: bool
     numbers: tuple[float, ...]
-    sentence: str
+    sentence: str = ""
     remedy: str = NONE
 
 
@@ -68,8 +73,10 @@ WORDS = {
     ),
     "softmax over heads": Word("encoder", True, (), "takes the softmax over the heads"),
     "base": Word("encoder", False, BASES, "has sinusoids with {} in place of 10,000", TABLES),
-    "rotary halves": Word("encoder", False, (), "has rotary positions, of the halves of a head"),
-    "rotary pairs": Word("encoder", False, (), "has rotary positions, of pairs of columns"),
+    "rotary pairs": Word("encoder", False, (), "has rotary positions, of pairs of columns", PAIRS),
+    "rotary_theta": Word("encoder", False, BASES),
+    "attention_softcap": Word("encoder", False, CAPS),
+    "sliding_window": Word("encoder", False, WINDOWS),
     "viewed heads": Word("encoder", False, (), "splits the heads without a transpose"),
     "viewed and joined heads": Word(
         "encoder", False, (), "splits and joins the heads without a transpose"
@@ -82,7 +89,7 @@ WORDS = {
         "decoder", True, FIRST_IDS, "shifts the targets itself, behind the id {}", SHIFTED
     ),
     "scaled logits": Word("logits", True, FACTORS, "multiplies the logits by {}", HEAD),
-    "capped logits": Word("logits", True, FACTORS, "caps the logits: {0} * tanh(logits / {0})"),
+    "logit_softcap": Word("logits", True, CAPS),
 }
 
 
@@ -92,6 +99,14 @@ class Outside(NamedTuple):
     word: str
     number: float = 1.0
     learned: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the config that have it; none but for a word that is a field."""
+        if WORDS[self.word].sentence:
+            return {}
+        whole = self.word == "sliding_window"
+        return {self.word: int(self.number) if whole else float(f"{self.number:.6g}")}
 
     def sentence(self, d_model: int) -> str:
         """Return what the program does, and the remedy."""
@@ -119,7 +134,7 @@ def best_number(word: str, distance: Callable[[float], float], start: float | No
     """Return the number of a word with the smallest distance: near `start`, or the best start."""
     numbers, step = WORDS[word].numbers, 0.2
     best = min(numbers, key=distance, default=1.0) if start is None else start
-    if numbers in ((), FIRST_IDS):
+    if numbers in ((), FIRST_IDS, WINDOWS):
         return best
     for _ in range(STEPS):
         low, here, high = (distance(best * math.exp(side * step)) ** 2 for side in (-1, 0, 1))
@@ -133,7 +148,7 @@ def best_number(word: str, distance: Callable[[float], float], start: float | No
 
 def install(model: Transformer, outside: Outside) -> None:
     """Change the attentions or the residual additions of a model as a word says."""
-    attentions = "rotary", "viewed", "softmax"
+    attentions = "rotary pairs", "viewed", "softmax"
     for module in model.modules():
         if isinstance(module, MultiHeadAttention) and outside.word.startswith(attentions):
             module.forward = functools.partial(_attend, module, outside.word)
@@ -168,10 +183,7 @@ def embed(
 
 def score(logits: Float[Tensor, "B T V"], outside: Outside) -> Float[Tensor, "B T V"]:
     """Return logits as a word says."""
-    number = outside.number
-    if outside.word == "scaled logits":
-        return number * logits
-    return number * torch.tanh(logits / number) if outside.word == "capped logits" else logits
+    return outside.number * logits if outside.word == "scaled logits" else logits
 
 
 def _attend(
@@ -182,16 +194,17 @@ def _attend(
     value: Float[Tensor, "B S D"],
     mask: Bool[Tensor, "#B #H #T #S"],
     position_bias: Float[Tensor, "1 H T S"] | None = None,
+    angles: Float[Tensor, "L C"] | None = None,
 ) -> Float[Tensor, "B T D"]:
     """Return what an attention of another kind computes."""
     within = query is key
-    pairs = ((attention.query, query), (attention.key, key), (attention.value, value))
-    heads = [attention.project(projection, x) for projection, x in pairs]
+    heads = [attention.queries(query, angles), attention.keys(key, angles)]
+    heads.append(attention.project(attention.value, value))
     if word.startswith("viewed"):
         heads = [merge_heads(x).reshape(x.shape) for x in heads]
-    query, key, value = heads
-    if word.startswith("rotary") and within:
-        query, key = (_turned(x, word == "rotary halves") for x in (query, key))
+    query, key, value = (x.repeat_interleave(heads[0].shape[1] // x.shape[1], 1) for x in heads)
+    if word == "rotary pairs" and within:
+        query, key = _turned(query), _turned(key)
     scores = query @ key.mT / attention.config.attention_divisor
     scores = scores if position_bias is None else scores + position_bias
     axis = {"softmax over heads": 1, "softmax over queries": 2}.get(word, 3)
@@ -200,12 +213,9 @@ def _attend(
     return attention.output(joined if word == "viewed and joined heads" else merge_heads(read))
 
 
-def _turned(x: Float[Tensor, "B H L K"], halves: bool) -> Float[Tensor, "B H L K"]:
-    """Return vectors turned by their positions (Su et al. 2021), in pairs of columns."""
+def _turned(x: Float[Tensor, "B H L K"]) -> Float[Tensor, "B H L K"]:
+    """Return vectors turned in pairs of columns (Su et al. 2021), the first of all pairs first."""
     if x.shape[-1] % 2:
         return x
-    half = x.shape[-1] // 2
-    angle = torch.arange(x.shape[2])[:, None] * 10_000 ** (-torch.arange(half) / half).to(x)
-    one, two = x.chunk(2, -1) if halves else (x[..., ::2], x[..., 1::2])
-    turned = (one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin())
-    return torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)
+    angles = rotary_angles(x.shape[2], x.shape[3], 10_000.0)
+    return rotate(torch.cat((x[..., ::2], x[..., 1::2]), -1), angles)

@@ -33,7 +33,9 @@ POSITION_WORDS = {"pos", "position", "positions", "positional", "pe", "wpe"}
 HEAD_WORDS = {"out", "output", "head", "generator", "proj", "projection", "fc", "lm", "logits"}
 TABLE_WORDS = {"emb", "embed", "embedding", "embeddings", "tok", "token", "word", "lut", "table"}
 EMBEDDING_WORDS = {*TABLE_WORDS, "layernorm"}
+BEFORE_WORDS, AFTER_WORDS = {"pre", "before", "input", "in"}, {"post", "after", "output", "out"}
 MOST_HEADS = 256
+MOST_ORDERS = 24  # of the norms of a layer, the likeliest ones
 _HINTS = inspect.get_annotations(TransformerConfig, eval_str=True)
 LITERALS = "norm activation embedding_scale output_scale"
 PLACEMENTS = ("post", "pre")  # parameters show the others
@@ -45,7 +47,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "attention_scale": get_args(get_args(_HINTS["attention_scale"])[0]),
     "decoder_norm_placement": (None, *PLACEMENTS),
     "norm_epsilon": (1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 1e-4, 1e-7, 1e-9),
-    "positions": ("sinusoidal", "none", *SINUSOIDS[1:]),
+    "positions": ("sinusoidal", "none", "rotary", *SINUSOIDS[1:]),
     "position_offset": (0, 2, 1),
     "position_rounding": get_args(_HINTS["position_rounding"]),
     "relative_attention_max_distance": (128, 64, 256, 32),
@@ -218,6 +220,9 @@ def _self_or_cross(decoder: Layer) -> Question:
 def _norm_order(layer: Layer, side: str) -> Question:
     """Return the question which norm belongs to which block of a layer."""
     blocks = [block for block in NORM_WORDS if side == "decoder" or block in ENCODER_BLOCKS]
+    sublayers = [block for block in blocks if block != "memory_norm"]
+    if len(layer.norms) >= 2 * len(sublayers):  # one before and one after each of them
+        blocks[len(sublayers) : len(sublayers)] = [f"{block} output_" for block in sublayers]
     blocks = blocks[: len(layer.norms)]
 
     def score(answer: tuple[str, ...]) -> float:
@@ -227,7 +232,8 @@ def _norm_order(layer: Layer, side: str) -> Question:
     names = [name for norm in layer.norms for name in (norm.scale, norm.bias) if name]
     about = map(layer.stack.template, names)
     name = f"the norms of an {side} layer"
-    return _ranked(name, itertools.permutations(blocks), score, about, clear=1.0)
+    question = _ranked(name, itertools.permutations(blocks), score, about, clear=1.0)
+    return dataclasses.replace(question, answers=question.answers[:MOST_ORDERS])
 
 
 ENCODER_BLOCKS = ("self_attention", "feed_forward")
@@ -242,6 +248,7 @@ NORM_WORDS = {
 
 def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     """Return how well a norm's name and place suit a block."""
+    block, _, output = block.partition(" ")
     position, usual, unusual = NORM_WORDS[block]
     score = 0.5 if index == position % len(layer.norms) else 0.0
     module = norm.name.rpartition(".")[0].rpartition(".")[0]
@@ -254,6 +261,8 @@ def _norm_score(norm: Unit, block: str, layer: Layer, index: int) -> float:
     if module and any(unit.matrix.startswith(f"{module}.") for g in groups for unit in g.units):
         score += 2
     spoken = {word for word in words(norm.name) if word not in ("layer", "norm")}
+    after = bool(spoken & AFTER_WORDS) - bool(spoken & BEFORE_WORDS)
+    score += 2 * after if output else -2 * after
     return score + len(spoken & usual) - len(spoken & unusual)
 
 
@@ -387,7 +396,8 @@ def _pairs(names: Sequence[str], values: Sequence[str]) -> str:
 
 def _fields(structure: Structure, learned: set[bool]) -> Iterable[Question]:
     """Return the fields of the config that no shape shows; `learned`: whether positions may be."""
-    norms = VALUES["norm"][:-1] if structure.encoder.norms[0].bias else VALUES["norm"][::-1]
+    with_bias, without = VALUES["norm"][:3], VALUES["norm"][3:]
+    norms = with_bias if structure.encoder.norms[0].bias else (*without, *with_bias[::-1])
     gated = structure.encoder.feed_forward.kind != "feed_forward"
     yield Question("norm_placement", VALUES["norm_placement"][::-1], "open")
     placements = VALUES["decoder_norm_placement"]

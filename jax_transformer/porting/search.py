@@ -123,6 +123,8 @@ class Search:
         """Return the answers with each choice of norms, scale and positions."""
         names = ("norm_placement", "norm", "embedding_scale", "positions")
         asked = {name: self.questions[name].answers for name in names if name in self.questions}
+        if "positions" in asked:  # of a single token, rotary ones are none
+            asked["positions"] = tuple(kind for kind in asked["positions"] if kind != "rotary")
         choices = itertools.product(*asked.values())
         return [answers | dict(zip(asked, choice, strict=True)) for choice in choices]
 

@@ -25,7 +25,8 @@ from jax_transformer.porting.names import without_window
 from jax_transformer.porting.outside import Outside, embed, install, score
 from jax_transformer.porting.record import EXACT, ROUGH, ROUNDED, output_kind
 from jax_transformer.storage.weights.arrays import as_torch
-from torch_reference import Transformer
+from torch_reference import Transformer, functional
+from torch_reference.model import of_layers
 
 if TYPE_CHECKING:
     from jax_transformer.porting.record import Batch, Record
@@ -180,8 +181,7 @@ def simulate(
 def _run_of(config: TransformerConfig, outside: Outside) -> _Run:
     """Return the model without memory for its parameters, which a call hands in."""
     with torch.device("meta"):
-        single = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
-        return _Run(single, outside).eval()
+        return _Run(config, outside).eval()
 
 
 class _Run(nn.Module):
@@ -189,7 +189,9 @@ class _Run(nn.Module):
 
     def __init__(self, config: TransformerConfig, outside: Outside) -> None:
         super().__init__()
-        self.model, self.outside = Transformer(config), outside
+        self.config, self.outside = config, outside
+        single = dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
+        self.model = Transformer(single)
         install(self.model, outside)
 
     def forward(self, *arguments: object) -> list[Point]:
@@ -223,12 +225,12 @@ class _Run(nn.Module):
 
         x, stack = self._embed(batch.src, "source"), (layers, batch, taps, only)
         bounds = _bound(config, batch, True), _bound(config, batch, False)
-        encoder = ("encoder", x, source, [(encoder_mask,)], bounds)
+        encoder = ("encoder", x, source, encoder_mask, [()], bounds)
         outputs, bound = yield from self._stack(*encoder, *stack)
         memories = outputs if word == "memory by layers" else outputs[-1:]
-        others = [(memory, target_mask, memory_mask) for memory in memories]
+        others = [(memory, memory_mask) for memory in memories]
         x = self._embed(batch.tgt, "target")
-        decoder = ("decoder", x, target, others, (bounds[0], bound))
+        decoder = ("decoder", x, target, target_mask, others, (bounds[0], bound))
         (*_, x), bound = yield from self._stack(*decoder, *stack)
         if only in ("", "logits"):
             point = self._compare_output(x, batch.output, target)
@@ -239,6 +241,7 @@ class _Run(nn.Module):
         side: str,
         x: Tensor,
         visible: np.ndarray,
+        mask: Tensor,
         others: Sequence[tuple[Tensor, ...]],
         bounds: tuple[float, float],
         layers: Mapping[str, Mapping[str, Tensor]],
@@ -249,18 +252,20 @@ class _Run(nn.Module):
         """Yield the places of a stack's layers; return their outputs, and the stack's last.
 
         Also returned is the bound of what reads the last one. `bounds` are those of what reads the
-        embeddings and of what reads the program's own outputs. `others` is what each layer reads
-        beside `x`; the last one serves the layers behind it too.
+        embeddings and of what reads the program's own outputs. `mask` is that of self-attention,
+        and `others` is what each layer reads else; the last one serves the layers behind it too.
         """
         part, bias, outputs = getattr(self.model, side), None, []
         if self.model.config.has_shared_relative_bias:
             bias = part.relative_attention_bias(x.shape[1], x.shape[1])
-        for index in range(sum(name.startswith(side) for name in layers)):
+        all_own = of_layers(self.config, side, mask, x.shape[1])
+        for index, (own, angles) in enumerate(all_own):
             name = f"{side}.layers.{index}"
             theirs = _tap(batch, taps.get(name), x)
             if theirs is None or only in ("", name):
                 other = others[min(index, len(others) - 1)]
-                x = functional_call(part.layers[0], layers[name], (x, *other, bias))
+                given = (x, *other[:1], own, *other[1:], bias, angles)
+                x = functional_call(part.layers[0], layers[name], given)
             if theirs is not None:
                 if only in ("", name):
                     yield _compare(name, x, theirs, visible)._replace(bound=bounds[0])
@@ -292,6 +297,7 @@ class _Run(nn.Module):
                 weight = getattr(self.model, f"{table}_embedding").weight
             bias = None if project.bias is None else project.bias[columns]
             ours = score(nn.functional.linear(x, weight[columns], bias), self.outside)
+            ours = functional.soft_cap(ours, config.logit_softcap)
         kind = output_kind(output[visible])
         if ours.shape == theirs.shape and kind != "logits":
             # A softmax is known up to a constant of each position.
@@ -308,7 +314,7 @@ def _bound(config: TransformerConfig, batch: Batch, embeds: bool) -> float:
     # what reads the embeddings shows it. The scale of attention shows where several tokens meet;
     # RMS norms often compute in float32. Another norm or activation shows everywhere.
     several = max(batch.src.shape[1], batch.tgt.shape[1]) > 1
-    return ROUNDED if embeds or several or config.norm == "rms_norm" else EXACT
+    return ROUNDED if embeds or several or config.norm.endswith("rms_norm") else EXACT
 
 
 def _compare(name: str, ours: Tensor, theirs: Tensor, visible: np.ndarray) -> Point:

@@ -233,6 +233,11 @@ def _layer(stack: Stack, tensors: Mapping[str, np.ndarray], width: int) -> Layer
     units = find_units(stack.shapes, width)
     first = {suffix: tensors[stack.name(0, suffix)] for suffix in stack.shapes}
     unused = [name for name in units.other if _is_buffer(first[name], units)]
+    if normed := [name for name in unused if first[name].ndim == 1 and "norm" in name.lower()]:
+        raise InputError(
+            f"{stack.name(0, normed[0])}: a norm of heads: suggest does not search those of "
+            "queries and keys; write a layout with query_key_norm=True"
+        )
     odd = [name for name in units.other if name not in unused]
     products: list[Unit] = []
     relative: list[str] = []
@@ -278,13 +283,15 @@ def _order(layers: list[Layer]) -> tuple[Layer, Layer]:
     if counts != (1, 2):
         raise InputError(
             f"the layers of {encoder.stack.before} have {counts[0]} attentions, those of "
-            f"{decoder.stack.before} {counts[1]}; an encoder's have one and a decoder's two"
+            f"{decoder.stack.before} {counts[1]}; an encoder's have one and a decoder's two "
+            "(suggest does not search merged attention)"
         )
-    for layer, least, most in ((encoder, 2, 2), (decoder, 3, 4)):
-        if not least <= len(layer.norms) <= most:
+    # One before or after each sublayer, or both; in a decoder also one of the memory.
+    for layer, counts in ((encoder, (2, 4)), (decoder, (3, 4, 6, 7))):
+        if len(layer.norms) not in counts:
             raise InputError(
                 f"{layer.stack.before}{_range(layer.stack.indices)}: {len(layer.norms)} norms in a "
-                f"layer; this library has {least}" + (f" or {most}" if most > least else "")
+                f"layer; this library has {' or '.join(map(str, counts))}"
             )
     return encoder, decoder
 

@@ -16,7 +16,7 @@ from tests.porting.workshop import PAD, WORDS, workshop
 def folder(tmp_path_factory):
     """A folder with the weights and the record of a model that fits, and of one that does not."""
     folder = tmp_path_factory.mktemp("models")
-    for name in ("unnormed_decoder", "rotary"):
+    for name in ("unnormed_decoder", "linear_bias"):
         model = (MODELS | OUTSIDE)[name]
         module = model.module()
         files.write(folder / f"{name}.safetensors", module.state_dict())
@@ -68,7 +68,10 @@ def test_with_a_record_the_layout_is_that_of_the_program(folder, run, tmp_path):
 
 @pytest.mark.exhaustive
 def test_a_model_outside_the_configs_writes_nothing(folder, run, tmp_path):
-    weights, recorded = folder / "rotary.safetensors", folder / "rotary.recorded.safetensors"
+    weights, recorded = (
+        folder / "linear_bias.safetensors",
+        folder / "linear_bias.recorded.safetensors",
+    )
     options = ("--against", str(recorded), "--minutes", "0.05")
     code, printed = run("suggest", str(weights), *options)
     assert code == 1
@@ -116,7 +119,7 @@ def refusals(folder):
     yield ("taken.toml",), "must end in .safetensors"
     yield (weights, "--against", weights), "is none of src, tgt, logits"
     yield (recorded,), "found 4 stacks of layers"
-    yield (weights, "--against", str(folder / "rotary.recorded.safetensors")), "logits have 43"
+    yield (weights, "--against", str(folder / "linear_bias.recorded.safetensors")), "logits have 43"
 
 
 @pytest.mark.parametrize("index", range(11))

@@ -178,6 +178,10 @@ EACH = [(13, 13), (11, 11), (11, 13)]
         # Targets begin with the pad id.
         pytest.param("marian", False, EACH, marks=pytest.mark.exhaustive),
         ("t5", False, [(11, 13)]),  # the others add a bias of relative positions
+        pytest.param("windows", False, EACH, marks=pytest.mark.exhaustive),
+        pytest.param("windows", True, EACH, marks=pytest.mark.exhaustive),
+        # The mask of targets and memory side by side is none by segments.
+        pytest.param("merged", False, EACH[:1], marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed, by_kernels):

@@ -76,10 +76,10 @@ class HeadMixer(Mixer):
 class RotaryMixer(Mixer):
     """Self-attentions turn pairs of columns; `halves` pairs a column with one of the other half."""
 
-    halves = True
+    halves, theta = True, 10000
 
     def turn(self, x):
-        angle = torch.arange(x.shape[2])[:, None] / 10000 ** (
+        angle = torch.arange(x.shape[2])[:, None] / self.theta ** (
             torch.arange(0, x.shape[3], 2) / x.shape[3]
         )
         cos, sin = angle.cos().to(x), angle.sin().to(x)
@@ -90,6 +90,66 @@ class RotaryMixer(Mixer):
     def project(self, x, y):
         query, key, value = super().project(x, y)
         return (self.turn(query), self.turn(key), value) if x is y else (query, key, value)
+
+
+class CappedMixer(Mixer):
+    """Its scores are capped before the mask."""
+
+    def forward(self, x, y, mask):
+        query, key, value = self.project(x, y)
+        scores = 0.8 * (query @ key.mT / self.divisor(query) / 0.8).tanh()
+        scores = scores.masked_fill(~mask, -1e9)
+        return self.join(self.merge(self.weights(scores) @ value))
+
+
+class WindowMixer(Mixer):
+    """Self-attentions see three positions on each side, those of targets two earlier ones."""
+
+    def forward(self, x, y, mask):
+        if x is not y:
+            return super().forward(x, y, mask)
+        place = torch.arange(x.shape[1])
+        distance = place[:, None] - place
+        targets = mask.shape[2] > 1
+        return super().forward(x, y, mask & (distance.abs() < (3 if targets else 4)))
+
+
+class NormedMixer(Mixer):
+    """Queries and keys are normed, each head for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask_norm, self.offer_norm = (nn.LayerNorm(WIDTH // HEADS) for _ in range(2))
+
+    def project(self, x, y):
+        query, key, value = super().project(x, y)
+        return self.ask_norm(query), self.offer_norm(key), value
+
+
+class GroupedMixer(RotaryMixer):
+    """Two heads of queries read one of keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.offer, self.carry = (nn.Linear(WIDTH, WIDTH // 2) for _ in range(2))
+
+    def project(self, x, y):
+        pairs = zip((self.offer, self.carry), (HEADS // 2,) * 2, strict=True)
+        query, within = self.split(self.ask(x)), x is y
+        key, value = (part(y).unflatten(-1, (heads, -1)).transpose(1, 2) for part, heads in pairs)
+        query, key = (self.turn(query), self.turn(key)) if within else (query, key)
+        return query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+
+
+class RootNorm(nn.Module):
+    """An RMS norm times 1 + w."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + self.weight)
 
 
 class VarianceNorm(nn.Module):
@@ -150,6 +210,24 @@ class Layer(nn.Module):
         if memory is not None:
             x = self.around(1, x, lambda x: self.mixers[1](x, memory, seen))
         return self.around(-1, x, self.network)
+
+
+class SandwichLayer(Layer):
+    """A norm before each sublayer, and one behind it."""
+
+    PARTS = ("attention", "cross_attention", "feed_forward")
+
+    def __init__(self, program, crossing):
+        super().__init__(program, crossing)
+        parts = self.PARTS if crossing else self.PARTS[::2]
+        names = [f"{when}_{part}_norm" for part in parts for when in ("pre", "post")]
+        self.norms = nn.ModuleDict({name: program.norm(WIDTH) for name in names})
+
+    def around(self, place, x, inside):
+        before, behind = (
+            self.norms[f"{when}_{self.PARTS[place]}_norm"] for when in ("pre", "post")
+        )
+        return x + behind(inside(before(x)))
 
 
 class LearnedFactorLayer(Layer):
@@ -216,6 +294,15 @@ class Translator(nn.Module):
         for layer in self.lists()[1]:
             y = layer(y, back, memory, crossed)
         return self.after(self.head(self.ended(y, True)))
+
+
+class Modern(Translator):
+    """The blocks of language models of today."""
+
+    mixer, norm, layer, before = GroupedMixer, RootNorm, SandwichLayer, (True, True)
+
+    def summed(self, x):
+        return x
 
 
 class OneLayer(Translator):
@@ -459,6 +546,13 @@ SHAPES = {
     "one_place_table": Shape(LearnedPlaces),
     "buffers": Shape(Buffers),
     "wrapped_checkpoint": Shape(Wrapped, dropped=("criterion.weight",)),
+    "modern": Shape(Modern),
+    "logit_cap": Shape(other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh())),
+    "score_cap": Shape(mixed(CappedMixer)),
+    "rotary_halves": Shape(other(mixed(RotaryMixer), **UNPLACED)),
+    "rotary_theta": Shape(other(mixed(RotaryMixer, theta=500.0), **UNPLACED)),
+    "windows": Shape(mixed(WindowMixer)),
+    "normed_queries": Shape(mixed(NormedMixer), "query_key_norm=True"),
     # No config has these.
     "scaled_sum": Shape(placed(root), "the sum of embedding and positions"),
     "from_one": Shape(placed(first=1), "counts positions from 1"),
@@ -479,9 +573,6 @@ SHAPES = {
     "logit_scale": Shape(
         other(Translator, after=lambda self, logits: 7 * logits), "multiplies the logits"
     ),
-    "logit_cap": Shape(
-        other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh()), "caps the logits"
-    ),
     "layer_memory": Shape(LayerMemory, "the output of the same encoder layer"),
     "view_of_heads": Shape(mixed(Mixer, split=view), "without a transpose"),
     "view_both_ways": Shape(mixed(Mixer, split=view, merge=unview), "without a transpose"),
@@ -491,7 +582,6 @@ SHAPES = {
     "softmax_of_heads": Shape(
         mixed(Mixer, weights=lambda self, scores: scores.softmax(1)), "softmax over the heads"
     ),
-    "rotary_halves": Shape(other(mixed(RotaryMixer), **UNPLACED), "rotary positions"),
     "rotary_pairs": Shape(other(mixed(RotaryMixer, halves=False), **UNPLACED), "rotary positions"),
     "encoder_alone": Shape(Reader, "an encoder or a decoder alone"),
     "decoder_alone": Shape(Writer, "an encoder or a decoder alone"),

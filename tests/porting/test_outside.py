@@ -24,7 +24,7 @@ def test_the_number_of_a_cap_is_found(number):
     def capped(number):
         return number * torch.tanh(PAIRS / number)
 
-    found = best_number("capped logits", lambda n: float((capped(n) - capped(number)).norm()))
+    found = best_number("logit_softcap", lambda n: float((capped(n) - capped(number)).norm()))
     assert math.isclose(found, number, rel_tol=1e-7)
 
 

@@ -16,7 +16,7 @@ from jax_transformer.porting.compare import compare_record
 from jax_transformer.porting.outside import WORDS
 from jax_transformer.porting.suggest import suggest
 from tests.convert.foreign import randomized
-from tests.porting.public_models import SHAPES, VOCABULARIES, WIDTH, Translator, waves
+from tests.porting.public_models import HEADS, SHAPES, VOCABULARIES, WIDTH, Translator, waves
 from tests.porting.renamed import run_snippet
 
 
@@ -62,7 +62,7 @@ def check_carried(weights, suggestion, record):
 
 def test_every_word_has_a_shape():
     refused = [shape.refused for shape in SHAPES.values() if shape.refused]
-    sentences = [word.sentence.format("1,000") for word in WORDS.values()]
+    sentences = [word.sentence.format("1,000") for word in WORDS.values() if word.sentence]
     assert all(any(text in sentence for text in refused) for sentence in sentences)
 
 
@@ -76,8 +76,8 @@ def usual():
 
 COMPARED = """
     scaled_sum from_one place_scale base_1000 halved_sublayers deep_residual shifted_inside
-    logit_scale logit_cap layer_memory view_of_heads view_both_ways softmax_of_queries
-    softmax_of_heads rotary_halves rotary_pairs
+    logit_scale layer_memory view_of_heads view_both_ways softmax_of_queries softmax_of_heads
+    rotary_pairs
 """.split()
 
 
@@ -92,6 +92,35 @@ def test_a_comparison_names_what_no_config_has(name, usual):
     assert SHAPES[name].refused in text
     assert "; no field of the config has it: " in text
     assert ": the model agrees within " in text
+
+
+@pytest.mark.exhaustive
+def test_a_comparison_names_the_field_that_has_a_number(usual):
+    weights, record = recorded(SHAPES["logit_cap"].build)
+    params = convert.from_torch(weights, usual.config, usual.layout)
+    (text,) = compare_record(params, usual.config, usual.layout, record).explanations
+    assert text.startswith("logit_softcap=5.0, not None: the model agrees within ")
+
+
+def test_norms_of_queries_and_keys_are_refused_by_their_field():
+    weights = randomized(SHAPES["normed_queries"].build()).state_dict()
+    with pytest.raises(InputError, match=r"_norm\.\w+: a norm of heads: .*query_key_norm=True"):
+        suggest({name: tensor.numpy() for name, tensor in weights.items()})
+
+
+def test_grouped_queries_and_sandwich_norms_are_placed_by_shapes_and_names():
+    weights = randomized(SHAPES["modern"].build()).state_dict()
+    suggestion = suggest({name: tensor.numpy() for name, tensor in weights.items()})
+    config = suggestion.config
+    assert config.norm_placement_of("encoder") == config.norm_placement_of("decoder") == "sandwich"
+    assert 2 * config.num_kv_heads == config.num_heads
+    layer = "decoder/layers_{i}/cross_attention"
+    paths = {row.foreign: row.paths for row in suggestion.layout.rows}
+    norms = (f"writers.{{i}}.norms.{when}_cross_attention_norm.weight" for when in ("pre", "post"))
+    assert [paths[name] for name in norms] == [
+        (f"{layer}_residual/norm/scale",),
+        (f"{layer}_residual/output_norm/scale",),
+    ]
 
 
 def tables(factor=1.0, **options):
@@ -109,7 +138,19 @@ def multiplied(factor, *parts):
     }
 
 
+def halves_of_pairs(weights):
+    """Return the weights with the even rows of each head's queries and keys before the odd ones."""
+
+    def moved(tensor):
+        heads = tensor.reshape(HEADS, -1, *tensor.shape[1:])
+        return np.concatenate([heads[:, ::2], heads[:, 1::2]], 1).reshape(tensor.shape)
+
+    parts = ("ask", "offer")
+    return {n: moved(x) if n.split(".")[-2] in parts else x for n, x in weights.items()}
+
+
 REMEDIES = {
+    "rotary_pairs": halves_of_pairs,
     "scaled_sum": tables(math.sqrt(WIDTH)),
     "from_one": tables(first=1),
     "place_scale": tables(0.3),
