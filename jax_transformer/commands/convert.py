@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 
 from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert import (
-    adapt,
-    check_config,
-    huggingface,
-    read_layout,
-    to_params,
-    to_tensors,
-)
+from jax_transformer.convert import check_config, huggingface, read_layout, to_params, to_tensors
+from jax_transformer.convert.adapt import adapt
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.layout_file import config_of, is_layout_file
@@ -28,11 +22,7 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import parse_json, read_json
 from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.tokenizers.readers.classes import (
-    read_class,
-    tokenizer_names,
-    written_config,
-)
+from jax_transformer.tokenizers.readers.classes import read_class, tokenizer_names, written_config
 
 CONFIG_KEY = "config"  # of a .safetensors file's metadata
 
@@ -94,8 +84,8 @@ class Arguments(Weights):
             larger weights are split into shards.
         num_heads: Attention heads, for the checkpoint of a program that does not record them
             (annotated_transformer); without it, the number in its code.
-        adapt: Make an encoder-decoder of a folder of Gemma 2 or of the text of Gemma 3 (Zhang et
-            al. 2025), for --output-layout t5gemma or t5gemma2. It must be trained then.
+        adapt: Make an encoder-decoder of a folder of Gemma 2 or of the text of Gemma 3, to be
+            trained; with t5gemma or t5gemma2 as --output-layout.
     """
 
     output: Path

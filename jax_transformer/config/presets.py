@@ -23,6 +23,10 @@ def _ids(pad: int, bos: int, eos: int) -> dict[str, int]:
 _STD_PRE_NORM = {"norm_placement": "pre", "norm": "std_norm"}
 _FINAL_PRE_NORM = {"norm_placement": "pre", "final_norm": True}
 _NO_INNER_DROPOUT = {"attention_dropout": 0.0, "activation_dropout": 0.0}
+_NO_BIASES = {
+    **dict.fromkeys(("output_bias", "qkv_bias", "attention_output_bias"), False),
+    **dict.fromkeys(("feed_forward_bias", "norm_bias"), False),
+}
 # What the descendants of BART share, in the sizes of the large models.
 _BART_LARGE = {
     "d_model": 1024,
@@ -38,14 +42,10 @@ _T5 = {
     "token_embeddings": "shared",
     "embedding_scale": "none",
     "positions": "relative",
-    "output_bias": False,
     "attention_scale": "none",
-    "qkv_bias": False,
-    "attention_output_bias": False,
-    "feed_forward_bias": False,
     "norm": "rms_norm",
     "norm_epsilon": 1e-6,
-    "norm_bias": False,
+    **_NO_BIASES,
     "final_dropout": True,
     "initialization": "t5",
     **_FINAL_PRE_NORM,
@@ -58,16 +58,12 @@ _GEMMA = {
     "d_kv": 256,
     "positions": "rotary",
     "output_projection": "tied",
-    "output_bias": False,
     "attention_scale": 256.0,
-    "qkv_bias": False,
-    "attention_output_bias": False,
-    "feed_forward_bias": False,
     "gated_feed_forward": True,
     "activation": "gelu_tanh",
     "norm": "zero_centered_rms_norm",
     "norm_epsilon": 1e-6,
-    "norm_bias": False,
+    **_NO_BIASES,
     "norm_placement": "sandwich",
     "final_norm": True,
     "final_dropout": True,

@@ -1,8 +1,7 @@
 """A decoder-only Gemma as an encoder-decoder, to be trained (Zhang et al. 2025, arXiv 2504.06225).
 
-Both stacks have the decoder's weights, and cross-attentions have those of the self-attentions
-(section 3.1, balanced). Left out: the unbalanced form, whose cross-attentions are drawn anew and
-trained alone first; images; and the training itself, by a prefix language model or UL2.
+Both stacks have the decoder's weights, and cross-attentions have those of the self-attentions.
+Left out: stacks of unequal sizes, images, and the training itself.
 """
 
 import os
@@ -60,16 +59,12 @@ def adapt(
         for ours, theirs in NAMES:
             name = re.sub(ours, theirs, name)
         paths.setdefault(name, {})[row.paths[0]] = row.operation
-    rows = [
-        Row(
-            name,
-            (*found,),
-            next(iter(found.values())),
-            stack="rows" if len(found) == 1 else "copies",
-        )
-        for name, found in paths.items()
-    ]
+    rows = []
+    for name, found in paths.items():
+        stack = "rows" if len(found) == 1 else "copies"
+        rows.append(Row(name, (*found,), next(iter(found.values())), stack=stack))
     tensors = read_weights(folder)
-    tensors.pop("lm_head.weight", None)  # a copy of the table
+    if values.get("tie_word_embeddings", True):
+        tensors.pop("lm_head.weight", None)  # a copy of the table
     options = {"dtype": dtype, "leaf": jax_leaf(), "consume": True}
     return config, to_params(tensors, config, Layout(kind, tuple(rows)), **options)[0]

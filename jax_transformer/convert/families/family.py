@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "silu": {"activation": "silu"},
     "swish": {"activation": "silu"},
 }
+DEEPEST = 4  # objects inside each other in config.json whose keys are read
 ENCODER_REMEDY = "; the encoder alone is read with part='encoder'"
 ENCODER_DECODER = {"is_encoder_decoder": (True,), "is_decoder": (False,)}  # a part of `fixed`
 
@@ -229,7 +230,7 @@ def _flattened(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[st
     """Yield the keys of objects and of the objects inside them, with dots between."""
     for key, value in values.items():
         yield f"{prefix}{key}", value
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and prefix.count(".") < DEEPEST:
             yield from _flattened(value, f"{prefix}{key}.")
 
 

@@ -14,7 +14,7 @@ import torch
 
 from jax_transformer import TransformerConfig, Translator, apply, encode
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import adapt
+from jax_transformer.convert import adapt, to_tensors
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_to_json, notes
 from jax_transformer.convert.generation_config import generation_options
@@ -398,3 +398,27 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     with capsys.disabled():
         print(f"\n{name}: {right} of {len(theirs)} held-out numbers")
     assert right >= 60
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_gradients(float64, name):
+    model = random_model(name, 3)
+    config, params = from_huggingface(model)
+    src, tgt = ragged(config, 3)
+    weights = np.random.default_rng(4).normal(size=(*tgt.shape, config.tgt_vocab_size))
+    own = jax.grad(lambda params: (forward(params, config, src, tgt) * weights).sum())(params)
+    found, _ = to_tensors(own, config, FAMILIES[name].layout, buffers=False)
+    logits = model(
+        **as_inputs(config, src), decoder_input_ids=torch.tensor(tgt, dtype=torch.int64)
+    ).logits
+    (logits * torch.tensor(weights)).sum().backward()
+    full_name = FAMILIES[name].full_name or str
+    count = 0
+    for key, leaf in model.named_parameters():
+        if leaf.grad is not None and not FAMILIES[name].lacks(key):
+            largest = float(leaf.grad.abs().max())
+            apart = np.abs(found[full_name(key)] - leaf.grad.numpy()).max()
+            assert apart <= bound("gradient", "float64") * max(largest, 1e-3), key
+            count += 1
+    assert count == len({id(tensor) for tensor in found.values()})
