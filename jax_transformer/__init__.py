@@ -32,6 +32,7 @@ Models on disk, and errors:
     Translator               text to text: a trained model as a function of strings
     load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
+    adapters                 (import jax_transformer.adapters) LoRA, and folders of PEFT
     InputError               what cannot be used, and the remedy, in one line
 
 `jax-transformer --help` names the commands; README.md and docs/ say more. Every name is imported

@@ -28,7 +28,10 @@ def add_adapter(
 
 
 def attach_adapter(
-    model: nn.Module, tensors: Mapping[str, Float[Tensor, "_ _"]], scale: float, dropout: float = 0
+    model: nn.Module,
+    tensors: Mapping[str, Float[Tensor, "_ _"]],
+    scale: float,
+    dropout: float = 0.0,
 ) -> None:
     """Freeze a model and give it an adapter, in place.
 

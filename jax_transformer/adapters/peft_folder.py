@@ -24,6 +24,7 @@ from jax_transformer.model.tree import LORA_LEAVES, Params, parameter_shapes
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.storage.reading import read_json
+from jax_transformer.storage.weights.arrays import FLOATS
 from jax_transformer.storage.writing import exists_already, json_bytes
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -72,6 +73,8 @@ def read_adapter(folder: str | os.PathLike[str], config: TransformerConfig) -> P
                 f"{folder}: the factors of {module} are {shapes}, but {wanted} is what r={rank} "
                 f"needs in this model; {OTHER_BASE}"
             )
+        if not all(x.dtype.name in FLOATS and np.isfinite(x).all() for x in factors):
+            raise InputError(f"{folder}: the factors of {module} must hold finite numbers")
         own = *(factor.T for factor in factors), np.asarray(scale, factors[0].dtype)
         leaves |= {f"{path}/{leaf}": x for leaf, x in zip(LORA_LEAVES, own, strict=True)}
     return nest(leaves)

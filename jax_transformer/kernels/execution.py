@@ -1,5 +1,7 @@
 """How a model is executed: choices of speed and memory that change a result only by rounding.
 
+The dropout of an adapter is here too: an adapter is no part of the config.
+
 An `Execution` is an argument of a call and a static argument of `jax.jit`. Nothing in the model
 asks the process which device it has, so one process can trace programs for every platform. The
 figures are in docs/performance.md and docs/scaling.md.

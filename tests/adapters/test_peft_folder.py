@@ -326,20 +326,26 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(folder):
         assert str(refused.value) == message
 
 
-def test_factors_that_are_absent_or_no_factors_are_named(folder):
-    factor = tensors_of(folder)[f"{NAME}.lora_A.weight"]
+def test_factors_that_are_absent_or_strange_are_named(folder):
+    name = f"{NAME}.lora_A.weight"
+    factor = tensors_of(folder)[name]
     changed_settings(folder, r=4)
     with pytest.raises(InputError, match=r"is what r=4 needs"):
         read_adapter(folder, CONFIG)
     changed_settings(folder, r=3)
-    rewritten(folder, **{f"{NAME}.lora_A.weight": None})
-    with pytest.raises(InputError, match=r"q_proj are \[\(\), \(42, 3\)\]"):
-        read_adapter(folder, CONFIG)
-    rewritten(
-        folder, **{f"{NAME}.lora_A.weight": factor, "base_model.model.lm_head.weight": factor}
-    )
-    with pytest.raises(InputError, match=r"base_model.model.lm_head.weight is no factor of LoRA"):
-        read_adapter(folder, CONFIG)
+    faults = {
+        r"q_proj are \[\(\), \(42, 3\)\]": {name: None},
+        "q_proj must hold finite numbers": {name: np.full_like(factor, np.inf)},
+        "q_proj must hold finite numbers.*": {name: factor.astype(np.int32)},
+        "model.lm_head.weight is no factor of LoRA": {
+            name: factor,
+            "base_model.model.lm_head.weight": factor,
+        },
+    }
+    for message, changes in faults.items():
+        rewritten(folder, **changes)
+        with pytest.raises(InputError, match=message):
+            read_adapter(folder, CONFIG)
 
 
 def test_nothing_is_overwritten_and_missing_files_are_named(folder, tmp_path):
