@@ -1,4 +1,4 @@
-"""Rows and speeds of plain text beside pairs: python -m benchmarks.plain_text --source F --target F.
+"""Rows and speeds of plain text: python -m benchmarks.plain_text --source FILE --target FILE.
 
 Plans and reads one epoch of the same lines as pairs and by each objective, packed, and prints the
 tokens a second of CPU time of one thread, and the share of padding.

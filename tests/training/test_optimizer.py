@@ -107,7 +107,7 @@ def test_muon_makes_updates_of_kernels_orthogonal_and_leaves_tables_to_adam(x64)
     assert 0.5 < values.min() <= values.max() < 1.3
     for name in (("token_embedding", "embedding"), ("output_projection", "kernel")):
         first_of_nadam = 0.1 * (0.9 * 0.1 / (1 - 0.9**2) + 1)
-        np.testing.assert_allclose(np.abs(updates[name[0]][name[1]]), first_of_nadam, rtol=1e-6)
+        np.testing.assert_allclose(np.abs(updates[name[0]][name[1]]), first_of_nadam, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
