@@ -70,7 +70,7 @@ that do not concern the text change nothing and are not shown here."""
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Train a Transformer to translate, and write a model for `jax-transformer translate`.
+    """Train a Transformer on pairs or plain text; `jax-transformer translate` takes the model.
 
     Without files the task is the embedded one, English number words to German ones, and the
     defaults are made for it. With --source they are made for some ten thousand sentences: see

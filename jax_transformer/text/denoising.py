@@ -25,6 +25,7 @@ DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
 LONGEST_TEXT = 2**12  # ids of a text that is denoised; a longer document is several texts
 SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" before it
 MOST_SENTINELS = 1000
+MOST_KEYS = 2**10  # whose random numbers are kept: a text is tried for several rows
 MASK = "<mask>"
 SENTENCE_ENDS = (".", "!", "?")
 
@@ -95,9 +96,8 @@ def denoisers(
 
 def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
     """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
-    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
-    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
-    mask, ends = tokenizer.token_id(MASK), frozenset()
+    sentinels, mask = reserved_ids(tokenizer)
+    ends = frozenset()
     needs_mask = objective == "infilling"
     if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
         token = MASK if needs_mask else SENTINEL.format(0)
@@ -111,10 +111,11 @@ def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) 
     return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
 
 
-def reserved_ids(tokenizer: Tokenizer) -> set[int]:
-    """Return the ids of sentinels and mask, which no text may contain."""
-    names = (*(SENTINEL.format(number) for number in range(MOST_SENTINELS)), MASK)
-    return {*map(tokenizer.token_id, names)} - {None}
+def reserved_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int | None]:
+    """Return the ids of sentinels, and that of the mask, which no text may contain."""
+    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
+    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
+    return sentinels, tokenizer.token_id(MASK)
 
 
 class Objective(NamedTuple):
@@ -133,20 +134,13 @@ class Objective(NamedTuple):
 
     def draw(self, key: Key) -> int:
         """Return the number of the denoiser of an example."""
-        count = len(self.denoisers)
-        return int(_random(key, 0).integers(count)) if count > 1 else 0
+        return int(_share(key, 0) * len(self.denoisers)) if len(self.denoisers) > 1 else 0
 
     def fit(self, length: int, free: tuple[int, int], key: Key) -> tuple[int, int, int]:
-        """Return how much of a text makes an example that fits, and its sizes.
+        """Return the longest beginning of a text of `length` tokens whose example fits into `free`.
 
-        Args:
-            length: Tokens of the text.
-            free: Tokens that the source and the target may have, EOS included.
-            key: Of the example.
-
-        Returns:
-            (tokens of the text from its beginning, tokens of the source, of the target), EOS
-            included; (0, 0, 0) where no two tokens fit.
+        `free`, and the last two of the result, are tokens of source and target with EOS. The result
+        is (0, 0, 0) where no two tokens fit.
         """
         chosen = self.draw(key)
         most = min(length, sum(free))
@@ -267,7 +261,7 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
     sentences = np.split(ids, ends)
     ids = np.concatenate([sentences[place] for place in random.permutation(len(sentences))])
     count, _ = noise_of(len(ids), denoiser)
-    lengths = _span_lengths(denoiser, count, key)[: len(ids) - count + 1]
+    lengths = _span_lengths(denoiser, count, key)[: len(ids) - count + 1].copy()
     lengths[-1] += count - lengths.sum()
     kept = len(ids) - count
     # A span stands before a token that is kept, or at the end.
@@ -281,6 +275,7 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
     return np.concatenate([*parts, ids[end:]]).astype(np.int64)
 
 
+@functools.lru_cache(maxsize=MOST_KEYS)
 def _span_lengths(denoiser: Denoiser, count: int, key: Key) -> Int64[np.ndarray, "spans"]:
     """Return Poisson numbers whose sum first reaches `count`; those of fewer are the first."""
     drawn, random = np.zeros(0, np.int64), _random(key, 2)
@@ -293,14 +288,18 @@ def _prefix_lengths(
     lengths: Int64[np.ndarray, "lengths"], key: Key
 ) -> Int64[np.ndarray, "lengths"]:
     """Return the tokens of the source, equally likely from 1 to one less than the text has."""
-    share = _random(key, 1).random()
-    return 1 + np.floor(share * (np.maximum(lengths, 2) - 1)).astype(np.int64)
+    return 1 + np.floor(_share(key, 1) * (np.maximum(lengths, 2) - 1)).astype(np.int64)
 
 
 def _random_parts(count: int, parts: int, random: np.random.Generator) -> Int64[np.ndarray, "_"]:
     """Return the sizes of so many parts of `count`, none empty; all sizes are equally likely."""
     cuts = np.sort(random.choice(count - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=count)
+
+
+@functools.lru_cache(maxsize=MOST_KEYS)
+def _share(key: Key, purpose: int) -> float:
+    return float(_random(key, purpose).random())
 
 
 def _random(key: Key, purpose: int) -> np.random.Generator:

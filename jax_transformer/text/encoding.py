@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import BAD_LINES_NAMED, Corpus, Part, packed_part
@@ -79,20 +78,12 @@ def encode_pairs(
             unknown += source.count(tokenizer.unk_id) + target.count(tokenizer.unk_id)
             pairs.append(np.array([*source, tokenizer.bos_id, *target], smallest))
             source_lengths.append(len(source))
-    return _counted(pairs, source_lengths, smallest, dropped, unknown, bad_lines, seed)
+    part = packed_part(pairs, source_lengths, seed, smallest)
+    return _counted(part, dropped, unknown, bad_lines)
 
 
-def _counted(
-    pairs: list[Integer[np.ndarray, "_"]],
-    source_lengths: list[int],
-    dtype: np.dtype,
-    dropped: Counter[str],
-    unknown: int,
-    bad_lines: list[str] | None,
-    seed: int,
-) -> Part:
-    """Return pairs of ids as a part, with what became of the others."""
-    part = packed_part(pairs, source_lengths, seed, dtype)
+def _counted(part: Part, dropped: Counter[str], unknown: int, bad_lines: list[str] | None) -> Part:
+    """Return a part with what became of the other pairs or documents."""
     bad = tuple(bad_lines or ())
     dropped += Counter({"dropped for a bad line": len(bad)})
     counts = part.counts._replace(dropped=dropped, unknown=unknown)
@@ -113,7 +104,8 @@ def encode_documents(
     is a bad line. The other arguments are those of `encode_pairs`.
     """
     smallest = np.min_scalar_type(tokenizer.src_vocab_size - 1)
-    dropped, unknown, reserved = Counter(dropped), 0, reserved_ids(tokenizer)
+    sentinels, mask = reserved_ids(tokenizer)
+    dropped, unknown, reserved = Counter(dropped), 0, {*sentinels, mask}
     whole: list[list[int]] = []
     for start in range(0, len(lines), CHUNK):
         chunk, places = zip(*lines[start : start + CHUNK], strict=True)
@@ -136,8 +128,8 @@ def encode_documents(
         for ids in whole
         for text in np.array_split(np.array(ids, smallest), math.ceil(len(ids) / LONGEST_TEXT))
     ]
-    lengths = [len(text) - len(end) for text in texts]
-    return _counted(texts, lengths, smallest, dropped, unknown, bad_lines, seed)
+    part = packed_part(texts, [len(text) - len(end) for text in texts], seed, smallest)
+    return _counted(part, dropped, unknown, bad_lines)
 
 
 def encode_text(

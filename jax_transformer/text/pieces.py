@@ -70,9 +70,9 @@ def _part_that_fits(
     """Return the longest beginning of a text that fits, or the whole pair; None if none does."""
     if objective is None:
         return piece if piece.source <= free[0] and piece.target <= free[1] else None
-    if min(free) < 2:  # a token and EOS
-        return None
     length, key = piece.end - piece.begin, piece.key(objective.seed)
+    if sum(free) < min(FEWEST, length) + 2:  # each token is in one side at least, and EOS in both
+        return None
     count, source, target = objective.fit(length, free, key)
     if 0 < length - count < FEWEST:  # the rest would be too short
         count, source, target = objective.fit(max(length - FEWEST, 0), free, key)

@@ -42,7 +42,7 @@ class TrainingConfig:
         cooldown_steps: Last steps in which the rate also falls linearly to 0; not with "cosine".
         optimizer: "adam", or by their names in optax "adafactor" (Shazeer and Stern 2018), which
             clips each update and scales it by its parameter, and "muon" (Jordan et al. 2024) for
-            the kernels of the layers, with Adam for all others.
+            the kernels of the layers, with Nesterov's Adam (Dozat 2016) for all others.
         adam_beta1: Decay of Adam's first moment.
         adam_beta2: Decay of Adam's second moment.
         adam_epsilon: Added to the root of Adam's second moment.
