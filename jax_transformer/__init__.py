@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.translation.model_folder import save as save
     from jax_transformer.translation.translator import Translator as Translator
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 _NAMES_IN = {
     "config": "TransformerConfig",
     "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
