@@ -203,7 +203,7 @@ def _misses(finding: Finding) -> list[str]:
     if int(batch) == 1 and len(fit.points) > 1:
         lines.append(
             "single tokens agree and several do not: queries and keys meet in a way that no config "
-            "has"
+            "has, or none that is searched"
         )
     elif int(batch) > 1:
         lines.append("rows without padding agree: the masks are others than a config can have")
