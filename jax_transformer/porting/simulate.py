@@ -225,12 +225,12 @@ class _Run(nn.Module):
 
         x, stack = self._embed(batch.src, "source"), (layers, batch, taps, only)
         bounds = _bound(config, batch, True), _bound(config, batch, False)
-        encoder = ("encoder", x, source, encoder_mask, [()], bounds)
+        encoder = ("encoder", x, source, [(encoder_mask,)], bounds)
         outputs, bound = yield from self._stack(*encoder, *stack)
         memories = outputs if word == "memory by layers" else outputs[-1:]
-        others = [(memory, memory_mask) for memory in memories]
+        others = [(target_mask, memory, memory_mask) for memory in memories]
         x = self._embed(batch.tgt, "target")
-        decoder = ("decoder", x, target, target_mask, others, (bounds[0], bound))
+        decoder = ("decoder", x, target, others, (bounds[0], bound))
         (*_, x), bound = yield from self._stack(*decoder, *stack)
         if only in ("", "logits"):
             point = self._compare_output(x, batch.output, target)
@@ -241,7 +241,6 @@ class _Run(nn.Module):
         side: str,
         x: Tensor,
         visible: np.ndarray,
-        mask: Tensor,
         others: Sequence[tuple[Tensor, ...]],
         bounds: tuple[float, float],
         layers: Mapping[str, Mapping[str, Tensor]],
@@ -252,18 +251,18 @@ class _Run(nn.Module):
         """Yield the places of a stack's layers; return their outputs, and the stack's last.
 
         Also returned is the bound of what reads the last one. `bounds` are those of what reads the
-        embeddings and of what reads the program's own outputs. `mask` is that of self-attention,
-        and `others` is what each layer reads else; the last one serves the layers behind it too.
+        embeddings and of what reads the program's own outputs. `others` is what each layer reads
+        beside `x`, the mask of its self-attention first; the last serves the layers behind it too.
         """
         part, bias, outputs = getattr(self.model, side), None, []
         if self.model.config.has_shared_relative_bias:
             bias = part.relative_attention_bias(x.shape[1], x.shape[1])
-        all_own = of_layers(self.config, side, mask, x.shape[1])
+        all_own = of_layers(self.config, side, others[0][0], x.shape[1])
         for index, (own, angles) in enumerate(all_own):
             name = f"{side}.layers.{index}"
             theirs = _tap(batch, taps.get(name), x)
             if theirs is None or only in ("", name):
-                other = others[min(index, len(others) - 1)]
+                _, *other = others[min(index, len(others) - 1)]
                 given = (x, *other[:1], own, *other[1:], bias, angles)
                 x = functional_call(part.layers[0], layers[name], given)
             if theirs is not None:

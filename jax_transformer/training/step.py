@@ -52,10 +52,8 @@ def make_train_step(
     dropout and a `Teacher`. It returns the new parameters, the new state and the loss before the
     step: the summed `cross_entropy`, or its weighted mean with `distillation_loss`, divided once by
     the number of targets that are not padding. If it is not finite, every trained parameter becomes
-    NaN; with `with_guard`, nothing changes. Of parameters with an adapter (`lora.attach`), the step
-    trains its factors alone, and the state is `optimizer.init(trainable(params, ()))`, where
-    `trainable` is that of `training.freeze`. On a mesh, call the step under `jax.set_mesh(mesh)`,
-    with the parameters placed by `parameter_shardings`.
+    NaN; with `with_guard`, nothing changes. Of an adapter (`lora.attach`) the factors alone are
+    trained. On a mesh, call it under `jax.set_mesh(mesh)`, parameters as `parameter_shardings`.
 
     Args:
         config: The shape of the model.
@@ -67,8 +65,8 @@ def make_train_step(
         label_smoothing: From 0 to below 1 (section 5.4).
         num_microbatches: Parts of the batch's rows whose gradients are added up, to save memory.
             The step is that of the whole batch, except that each part drops its own elements.
-        freeze: Patterns of the parameters that stay fixed, for example `("encoder/*",)`. The state
-            is then `optimizer.init(training.freeze.trainable(params, freeze))`.
+        freeze: Patterns of fixed parameters, for example `("encoder/*",)`. The state is then, and
+            for an adapter too, `optimizer.init(training.freeze.trainable(params, freeze))`.
         gradient_dtype: "bfloat16" rounds the parameters before the computation, which is then in
             bfloat16: devices add up their gradients in half the bytes.
 

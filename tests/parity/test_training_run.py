@@ -8,7 +8,6 @@ from jax_transformer.training.config import TrainingConfig
 from tests.models import one_layer
 from tests.parity.training_run import run
 
-
 MODERN = {"d_ff": 44, "num_kv_heads": 1}
 
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from jax_transformer.convert.families.family import (
@@ -86,21 +87,6 @@ def family(
         ends = values.get("decoder.eos_token_id")
         return ends[0] if isinstance(ends, list) and ends else ends
 
-    def written(keys: dict[str, Any]) -> dict[str, Any]:
-        last, end, scale = keys.pop(PATTERN), keys.pop(END), keys["decoder.query_pre_attn_scalar"]
-        special = {"eos_token_id": end, "bos_token_id": keys["decoder.bos_token_id"]}
-        for name in objects:
-            count = keys[f"{name}.num_hidden_layers"]
-            own = {**special, "layer_types": _layer_types(last, count)}
-            # A whole number in transformers; another one is refused when this is read.
-            own["query_pre_attn_scalar"] = 1 if isinstance(scale, str) else max(1, int(scale))
-            own["final_logit_softcapping"] = keys[CAP]
-            keys |= {f"{name}.{key}": value for key, value in own.items()}
-            if keys[f"{name}.{factor}"] == 1:
-                del keys[f"{name}.{factor}"]
-        top = {key: keys[f"decoder.{key}"] for key in ("pad_token_id", "vocab_size")}
-        return keys | special | top | constants
-
     return Family(
         model_type,
         architecture,
@@ -123,7 +109,7 @@ def family(
             for key, one in ((kind, "default"), (factor, 1.0))
         },
         computed=computed | {PATTERN: layers_of_a_pattern, END: first_end},
-        written=written,
+        written=partial(_written, objects=objects, factor=factor, constants=constants),
         implied=_encoder_sizes,
         tokenizer="GemmaTokenizer",
         **others,
@@ -153,6 +139,25 @@ def stack_rows() -> list[Row]:
             scale = f"{path}/self_attention/{part}_norm/scale"
             rows.append(Row(f"{foreign}self_attn.{part[0]}_norm.weight", scale))
     return rows
+
+
+def _written(
+    keys: dict[str, Any], objects: tuple[str, str], factor: str, constants: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys to write in the place of those that this library has made of several."""
+    last, end, scale = keys.pop(PATTERN), keys.pop(END), keys["decoder.query_pre_attn_scalar"]
+    special = {"eos_token_id": end, "bos_token_id": keys["decoder.bos_token_id"]}
+    for name in objects:
+        count = keys[f"{name}.num_hidden_layers"]
+        own = {**special, "layer_types": _layer_types(last, count)}
+        # A whole number in transformers; another one is refused when this is read.
+        own["query_pre_attn_scalar"] = 1 if isinstance(scale, str) else max(1, int(scale))
+        own["final_logit_softcapping"] = keys[CAP]
+        keys |= {f"{name}.{key}": value for key, value in own.items()}
+        if keys[f"{name}.{factor}"] == 1:
+            del keys[f"{name}.{factor}"]
+    top = {key: keys[f"decoder.{key}"] for key in ("pad_token_id", "vocab_size")}
+    return keys | special | top | constants
 
 
 def _encoder_sizes(fields: Mapping[str, Any]) -> dict[str, None]:
