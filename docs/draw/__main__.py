@@ -8,7 +8,7 @@ from matplotlib import rc_context
 
 from docs.draw.style import STYLE
 
-NAMES = ("parity", "alignment", "beam", "batches", "mesh")
+NAMES = ("parity", "alignment", "beam", "batches", "mesh", "lora")
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 8)  # the picture of the mesh shows eight
