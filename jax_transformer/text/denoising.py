@@ -1,7 +1,7 @@
 """Denoising: plain text becomes sources and targets, by pure functions of ids and a key.
 
 The same ids and key give the same example in every process. A longer text under the same key never
-has a shorter source or target: `Denoiser.sizes` tells the lengths without making the example, so
+has a shorter source or target: `sizes` tells the lengths without making the example, so
 that the plan of an epoch can cut a text where a row ends.
 """
 
