@@ -33,6 +33,7 @@ from benchmarks.nn_transformer import (
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import TransformerConfig, generate, init_params
 from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.topologies import (
     OutOfMemory,
@@ -124,7 +125,7 @@ def compile_search(model: str, beam_size: int, topology: str) -> None:
     """Compile a search of a model with 2 + 2 layers for one device: 32 rows, 64 + 64 tokens."""
     config = shape(model, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
     device = topology_devices(topology)[0]
-    execution = execution_on(device, "bfloat16", config.head_dim, dropped=False)
+    execution = execution_on(device, "bfloat16", config.head_dim, kind=SearchExecution)
 
     def search(params: Any, src: jax.Array) -> Any:
         options = {"beam_size": beam_size, "execution": execution}
@@ -192,7 +193,7 @@ def load_generation(device: str) -> System:
 
 def _generation(size: Size, beam_size: float) -> Steps:
     config = model_config(size, dropout=0.0)
-    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, dropped=False)
+    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, kind=SearchExecution)
     params = init_params(jax.random.key(0), config)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     options = {"max_new_tokens": size.length, "min_new_tokens": size.length - 1}

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from docs.draw.style import JAX, TORCH, save
 from jax_transformer import Translator
 from jax_transformer.commands.main import run_command
+from jax_transformer.evaluation.scores import exact_match
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.text.number_words import english, german
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.tokenizers.formats import write_files
-from jax_transformer.translation.scores import exact_match
 
 NUMBERS, HELD_OUT = 2000, 200
 BELOW_20 = (

@@ -183,7 +183,7 @@ def test_a_search_waits_for_the_most_favourable_length_that_is_still_open():
 @pytest.mark.parametrize(("early_stopping", "kept"), [(True, 4), (False, 4), ("never", 2)])
 def test_a_source_is_done_by_as_many_finished_targets_as_its_beam_has(early_stopping, kept):
     """As in transformers; a search that looks for the best ones needs no more than those."""
-    layers = [SimpleNamespace(memory_keys=jnp.zeros(()))]
+    layers = [(jnp.zeros(()),)]
     cache = SimpleNamespace(ancestors=jnp.zeros((3, 4, 5)), layers=layers)
     rules = SimpleNamespace(start=np.ones(3, np.int32))
     selection = SimpleNamespace(rules=rules, num_hypotheses=2, early_stopping=early_stopping)

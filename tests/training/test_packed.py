@@ -69,7 +69,8 @@ def test_logits_of_a_pair_are_those_of_the_pair_alone(preset, dtype):
     for planned in plan:
         batch = make_batch(corpus, planned)
         logits = np.asarray(packed(params, batch, config))
-        for index, (member, row) in enumerate(zip(*planned[2:], strict=True)):
+        placed = zip(planned.members, planned.member_rows, strict=True)
+        for index, (member, row) in enumerate(placed):
             number = 1 + np.count_nonzero(planned.member_rows[:index] == row)
             own = logits[row, batch.tgt_segments[row] == number]
             ((source, target),) = corpus.read(np.array([member])).sides()
