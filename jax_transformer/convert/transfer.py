@@ -33,6 +33,7 @@ from jax_transformer.convert.table import (
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.tree import (
     LAYER,
+    LORA_LEAVES,
     STACKS,
     Shape,
     parameter_shapes,
@@ -237,11 +238,17 @@ def to_tensors(
     Raises:
         ConversionError: The parameters are not those of the config; its report lists every
             fault.
-        InputError: A computed buffer would be far larger than the parameters.
+        InputError: The parameters have an adapter, or a computed buffer would be far larger than
+            they are.
     """
     report = Report(layout.name)
     check = _Check(report, dtype, allow_nonfinite)
     leaves = flatten(params)
+    if any(path.endswith(LORA_LEAVES) for path in leaves):
+        raise InputError(
+            "the parameters have an adapter: add it to the kernels by adapters.lora.merge, or write "
+            "it alone by adapters.write_adapter"
+        )
     config = _within(config, layout, leaves, "parameters", report)
     rows = expand(layout, config)
     shapes = parameter_shapes(config, layout.scope)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import Execution, InputError, apply, generate, make_train_step
+from jax_transformer import Execution, InputError, apply, convert, generate, make_train_step
 from jax_transformer.adapters import lora
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.model import layers
@@ -251,6 +251,10 @@ REFUSED = {
     "settings without a rank": (
         lambda: trained_sizes(CONFIG, TrainingConfig(lora_dropout=0.1)),
         "lora_dropout=0.1 needs lora_rank, for example 16",
+    ),
+    "an adapter in a model that is written": (
+        lambda: convert.to_torch(adapted(CONFIG), CONFIG),
+        "the parameters have an adapter: add it to the kernels by adapters.lora.merge",
     ),
     "a loop over different layers": (
         lambda: forward(
