@@ -246,8 +246,8 @@ def to_tensors(
     leaves = flatten(params)
     if any(path.endswith(LORA_LEAVES) for path in leaves):
         raise InputError(
-            "the parameters have an adapter: add it to the kernels by adapters.lora.merge, or write "
-            "it alone by adapters.write_adapter"
+            "the parameters have an adapter: add it to the kernels by adapters.lora.merge, or "
+            "write it alone by adapters.write_adapter"
         )
     config = _within(config, layout, leaves, "parameters", report)
     rows = expand(layout, config)
