@@ -314,9 +314,14 @@ def last_checkpoint(arguments: Arguments) -> CheckpointFolder:
     if folder is None or not (steps := steps_in(folder / CHECKPOINTS)):
         raise InputError(f"{named}: init={folder} is no run with checkpoints; name one by --init")
     saved = read_step(folder / CHECKPOINTS, steps[-1])
-    frozen = saved.settings.training_config.freeze
-    if "moments" in keeps and training.freeze != frozen:
-        raise InputError(f"{named}: freeze={training.freeze} must be that of the moments, {frozen}")
+    earlier = saved.settings.training_config
+    wanted = {"freeze": earlier.freeze, "optimizer": "adam", "lora_rank": None}
+    for owner, settings in ((f"{folder}: ", earlier), ("", training)):
+        for name, value in wanted.items() if "moments" in keeps else ():
+            if (found := getattr(settings, name)) != value:
+                raise InputError(f"{named}: {owner}{name}={found!r} must be {value!r}")
+    if arguments.fresh_weights:
+        raise InputError(f"{named}: fresh_weights=True keeps nothing; leave one of them out")
     if "step" in keeps and training.steps <= steps[-1]:
         raise InputError(f"{named}: steps={training.steps} must be above its step {steps[-1]:,}")
     return saved

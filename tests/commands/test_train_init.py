@@ -398,8 +398,11 @@ def test_a_new_run_keeps_what_it_is_told_of_the_last_checkpoint_of_another(base,
         (["--init=base", "--steps=12"], "steps=12 must be above its step 12"),
         (
             ["--init=base", "--freeze", "encoder/*"],
-            "freeze=('encoder/*',) must be that of the moments, ()",
+            "freeze=('encoder/*',) must be ()",
         ),
+        (["--init=base", "--optimizer=muon"], "optimizer='muon' must be 'adam'"),
+        (["--init=base", "--lora-rank=2"], "lora_rank=2 must be None"),
+        (["--init=base", "--fresh-weights"], "fresh_weights=True keeps nothing"),
     ],
 )
 def test_parts_that_cannot_be_kept_are_refused(options, message, base, capsys):
