@@ -85,28 +85,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_NO_INNER_DROPOUT,
         "initialization": "vaswani2017",
     },
-    # A translation model of the blocks of today's language models (Touvron et al. 2023), sized as
-    # the base model: RMS norms before the sublayers, rotary positions, gated SiLU (Shazeer 2020)
-    # of two thirds of the width, four query heads for each head of keys (Ainslie et al. 2023).
-    "modern": {
-        "num_kv_heads": 2,
-        "d_ff": 1408,
-        "token_embeddings": "shared",
-        "positions": "rotary",
-        "output_projection": "tied",
-        "output_bias": False,
-        "qkv_bias": False,
-        "attention_output_bias": False,
-        "feed_forward_bias": False,
-        "gated_feed_forward": True,
-        "activation": "silu",
-        "norm": "rms_norm",
-        "norm_epsilon": 1e-6,
-        "norm_bias": False,
-        **_FINAL_PRE_NORM,
-        **_NO_INNER_DROPOUT,
-        "initialization": "vaswani2017",
-    },
     # torch.nn.Transformer: the body alone, vectors in, hidden states out. The printed model
     # of width 1536 is preset("torch_nn", d_model=1536).
     "torch_nn": {
@@ -260,5 +238,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         "encoder_window": "split",
         "query_key_norm": True,
         "decoder_attention": "merged",
+    },
+    # A translation model of the blocks of today's language models (Touvron et al. 2023), sized as
+    # the base model: RMS norms before the sublayers, rotary positions, gated SiLU (Shazeer 2020)
+    # of two thirds of the width, four query heads for each head of keys (Ainslie et al. 2023).
+    "modern": {
+        "num_kv_heads": 2,
+        "d_ff": 1408,
+        "token_embeddings": "shared",
+        "positions": "rotary",
+        "output_projection": "tied",
+        "output_bias": False,
+        "qkv_bias": False,
+        "attention_output_bias": False,
+        "feed_forward_bias": False,
+        "gated_feed_forward": True,
+        "activation": "silu",
+        "norm": "rms_norm",
+        "norm_epsilon": 1e-6,
+        "norm_bias": False,
+        **_FINAL_PRE_NORM,
+        **_NO_INNER_DROPOUT,
+        "initialization": "vaswani2017",
     },
 }

@@ -37,6 +37,8 @@ def small_config(preset, vocab_size=VOCABULARY):
     }
     if preset == "marian":  # padding is the last id there, and begins every target
         fields |= {"pad_id": vocab_size - 1, "bos_id": vocab_size - 1}
+    if "num_kv_heads" in TransformerConfig.preset_fields(preset):
+        fields["num_kv_heads"] = 1
     return TransformerConfig.preset(preset, **fields)
 
 

@@ -253,7 +253,6 @@ T5 = (
     Row("EleutherAI/pile-t5-base", LLAMA, c.PILE, seen="c"),
     refused("google/long-t5-tglobal-base", "longt5"),
     refused("google/switch-base-8", "switch_transformers"),
-    refused("google/t5gemma-2b-2b-ul2", "t5gemma"),
 )
 # fmt: on
 ROWS = (*MARIAN, *BART, *MBART, *M2M_ROWS, *OTHERS, *T5)

@@ -236,10 +236,10 @@ def compare_resumed(directory):
         run = loop.Run(directory / name, settings, resumed, mesh=devices(sizes))
 
         def noted(*arguments):
-            for window, number, batch in sharded_epoch(*arguments):
-                rows = np.asarray(batch.src)
+            for numbered in sharded_epoch(*arguments):
+                rows = np.asarray(numbered.batch.src)
                 seen.setdefault(name, []).append([row.tobytes() for row in rows if row.any()])
-                yield window, number, batch
+                yield numbered
 
         with mock.patch.object(loop, "sharded_epoch", noted):
             loop.train(run, encoded, held_out, quiet)

@@ -382,10 +382,11 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     monkeypatch.setattr(number_words, "HELD_OUT", 100)
     learnt, held_out = number_words.corpus(0)
     lines = [*learnt.sources, *learnt.targets]
+    torch.manual_seed(0)  # of the weights that training begins with
     changes = {"hidden_size": 64, "head_dim": 16, "query_pre_attn_scalar": 16}
     changes |= {"intermediate_size": 128, "sliding_window": 8, "max_position_embeddings": 64}
     folder_with_tokenizer(tmp_path / "model", name, lines, drawn=False, **changes)
-    options = ["--steps=200", "--evaluation-interval=200", "--learning-rate=0.003"]
+    options = ["--steps=400", "--evaluation-interval=400", "--learning-rate=0.003"]
     cli.run_command("train", "--init=model", "--output=run", "--warmup-steps=50", *options)
     cli.run_command("convert", "run/model", "home", f"--output-layout={name}")
     model_class = getattr(transformers, FAMILIES[name].architecture)
@@ -397,7 +398,7 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     right = sum(map(str.__eq__, theirs, held_out.targets))
     with capsys.disabled():
         print(f"\n{name}: {right} of {len(theirs)} held-out numbers")
-    assert right >= 60
+    assert right >= 80
 
 
 @pytest.mark.exhaustive
