@@ -176,8 +176,12 @@ def _recorded(folder: Path) -> Iterator[Door]:
 
 def _families(folder: Path) -> Iterator[Door]:
     for name, family in FAMILIES.items():
-        tables = {"token_embeddings": "separate"} if name == "IndicTrans" else {}
-        config = small_config(family.preset, **LAYERS, **tables)
+        others = {"token_embeddings": "separate"} if name == "IndicTrans" else {}
+        if (
+            name == "t5gemma2"
+        ):  # of a single layer, the list in config.json is that of the usual six
+            others = {"sliding_window_pattern": 6}
+        config = small_config(family.preset, **LAYERS, **others)
         home, params = folder / name, random_params(config)
         convert.to_huggingface(params, config, home, family=name)
         values = json.loads((home / "config.json").read_text("utf-8"))
