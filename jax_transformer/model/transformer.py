@@ -117,11 +117,9 @@ def windowed(mask: Mask, window: tuple[int, int] | None, length: int) -> Mask:
     return band if mask is None else mask & band
 
 
-def check_alike(
-    of_layers: Sequence[tuple[Mask, Rotation | None]], config: TransformerConfig
-) -> None:
+def check_alike(inputs: Sequence[tuple[Mask, Rotation | None]], config: TransformerConfig) -> None:
     """Refuse a loop over layers of which some have a window, and others none."""
-    if any(own is not of_layers[0] for own in of_layers):
+    if any(own is not inputs[0] for own in inputs):
         raise InputError(
             "scan_layers=True needs layers that are alike, but sliding_window_pattern="
             f"{config.sliding_window_pattern} gives only some a window; use scan_layers=False"
@@ -499,8 +497,8 @@ def encode(
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
-            `jit`, one outside the position table gives NaN. Relative positions do not read it:
-            the distance of two tokens is that of their places in the row.
+            `jit`, one outside the position table gives NaN. Relative and rotary positions do not
+            read it: the distance of two tokens is that of their places in the row.
         dropout_key: Random key that switches dropout on.
         execution: How the model is executed.
 
