@@ -1,8 +1,12 @@
 """Adapters: LoRA as a small tree beside the tree of parameters, and the folders of PEFT."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax_transformer.adapters import lora
+
+if TYPE_CHECKING:  # what __getattr__ gives
+    from jax_transformer.adapters.peft_folder import read_adapter as read_adapter
+    from jax_transformer.adapters.peft_folder import write_adapter as write_adapter
 
 __all__ = ["lora", "read_adapter", "write_adapter"]
 
