@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import check_config, huggingface, read_layout, to_params, to_tensors
-from jax_transformer.convert.adapt import adapt
+from jax_transformer.convert.adaptation import adapt
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import Family, notes
 from jax_transformer.convert.layout_file import config_of, is_layout_file

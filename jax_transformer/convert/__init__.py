@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.adam import adam_from_torch, adam_to_torch
-from jax_transformer.convert.adapt import adapt
+from jax_transformer.convert.adaptation import adapt
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.layout_file import LayoutFile, read_layout, write_layout
