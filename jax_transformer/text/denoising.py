@@ -8,7 +8,6 @@ that the plan of an epoch can cut a text where a row ends.
 import functools
 import itertools
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -143,13 +142,12 @@ class Objective(NamedTuple):
         is (0, 0, 0) where no two tokens fit.
         """
         chosen = self.draw(key)
-        most = min(length, sum(free))
+        before, most = len(self.prefixes[chosen]), min(length, 2 * self.longest)
         sources, targets = sizes(self.denoisers[chosen], most, key, len(self.special.sentinels))
-        sources = sources + len(self.prefixes[chosen])
-        room = [min(side, self.longest) for side in free]
-        ends = map(partial(np.searchsorted, side="right"), (sources, targets), room)
+        source, target = min(free[0], self.longest) - before, min(free[1], self.longest)
+        ends = sources.searchsorted(source, "right"), targets.searchsorted(target, "right")
         count = int(min(ends)) - 1
-        return (count, int(sources[count]), int(targets[count])) if count > 1 else (0, 0, 0)
+        return (count, int(sources[count]) + before, int(targets[count])) if count > 1 else (0,) * 3
 
     def example(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
         """Return the source with EOS, and BOS with the target and EOS, of a text."""
@@ -177,6 +175,7 @@ def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tup
     return corrupted(ids, mask, special.sentinels)
 
 
+@functools.lru_cache(maxsize=MOST_KEYS)
 def sizes(
     denoiser: Denoiser, most: int, key: Key, sentinels: int
 ) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:

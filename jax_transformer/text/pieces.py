@@ -4,14 +4,19 @@ No piece crosses a text, and each token of a text is in one piece of an epoch.
 """
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.denoising import Objective
 
 LOOK_AHEAD = 256  # texts and pairs that are considered for the next row
+CANDIDATES = 32  # of them, for the end of a row
 FEWEST = 8  # tokens of a piece, if the text has as many
+TOO_LONG = 2**40
 
 
 class Piece(NamedTuple):
@@ -29,31 +34,29 @@ class Piece(NamedTuple):
         return seed, self.epoch, self.number, self.begin
 
 
-def fill_rows(
-    coming: Iterable[tuple[Piece, Objective | None]], row: tuple[int, int]
-) -> list[list[Piece]]:
+Waiting = tuple[Piece, Objective | None]  # a text with what makes its examples, or a pair
+
+
+def fill_rows(coming: Iterable[Waiting], row: tuple[int, int]) -> list[list[Piece]]:
     """Fill row by row with what fits of the next `LOOK_AHEAD` texts and pairs.
+
+    First whole ones, in their order; then beginnings of texts fill what is left.
 
     Args:
         coming: Whole texts with their objective, and pairs with None.
         row: Tokens of the source and of the target that a row has.
     """
-    coming, rows = iter(coming), []
+    coming, rows = itertools.starmap(_with_sizes, coming), []
     waiting = list(itertools.islice(coming, LOOK_AHEAD))
     while waiting:
-        free, taken, left = row, [], []
-        for place, (piece, objective) in enumerate(waiting):
-            part = _part_that_fits(piece, objective, free)
-            if part is None:
-                left.append((piece, objective))
-                continue
-            taken.append(part)
-            free = free[0] - part.source, free[1] - part.target
+        taken, left, free = _whole_ones(waiting, row)
+        while (found := _next_beginning(left[:CANDIDATES], free, bool(taken))) is not None:
+            place, part = found
+            piece, objective = left.pop(place)
             if part.end < piece.end:
-                left.append((piece._replace(begin=part.end), objective))
-            if min(free) < 1:
-                left += waiting[place + 1 :]
-                break
+                left.insert(place, _with_sizes(piece._replace(begin=part.end), objective))
+            taken.append(part)
+            free = _beside(part, free)
         if not taken:
             raise InputError(
                 f"a row of {row[0]} and {row[1]} tokens is too short for an example; raise "
@@ -64,18 +67,97 @@ def fill_rows(
     return rows
 
 
+def _beside(piece: Piece, free: tuple[int, int]) -> tuple[int, int]:
+    return free[0] - piece.source, free[1] - piece.target
+
+
+def _whole_ones(
+    waiting: list[Waiting], row: tuple[int, int]
+) -> tuple[list[Piece], list[Waiting], tuple[int, int]]:
+    """Return the whole ones that go into a row, those that are left, and what stays free.
+
+    A text must leave room for beginnings of two, and more the more unequally both sides are full.
+    """
+    free, taken, left = row, [], []
+    sizes = [piece.end for piece, objective in waiting if objective is not None]
+    reserve = 3 * sum(sizes) / max(len(sizes), 1) / sum(row)
+    for place, (piece, objective) in enumerate(waiting):
+        source, target = _beside(piece, free)
+        if objective is not None:  # what stays free is more than the reserve, and in proportion
+            shares = source / row[0], target / row[1]
+            fits = min(shares) - abs(shares[0] - shares[1]) > reserve
+        else:
+            fits = min(source, target) >= 0
+        if fits:
+            taken.append(piece)
+            free = source, target
+        else:
+            left.append((piece, objective))
+        if min(free) < 1:
+            left += waiting[place + 1 :]
+            break
+    return taken, left, free
+
+
+def _next_beginning(
+    waiting: list[Waiting], free: tuple[int, int], any_of_them: bool
+) -> tuple[int, Piece] | None:
+    """Return the place of the text that goes on with a row, and its part; None if none fits.
+
+    Of two texts that fill the row best together, it is one, so much of it that the other one fits
+    beside it; sizes are taken as proportional to tokens. A row without whole ones begins with the
+    first text.
+    """
+    found = [
+        (place, part)
+        for place, (piece, objective) in enumerate(waiting)
+        if objective is not None and (part := _part_that_fits(piece, objective, free))
+    ]
+    if not found:
+        return None
+    source, target = np.array([(part.source, part.target) for _, part in found], float).T
+    ones = slice(None) if any_of_them else slice(1)
+    one_source, one_target = source[ones, None], target[ones, None]
+    room = np.minimum((free[0] - one_source) / source, (free[1] - one_target) / target)
+    filled = one_source + one_target + room.clip(0, 1) * (source + target)
+    with np.errstate(divide="ignore", invalid="ignore"):  # shares of both that fill both sides
+        determinant = one_source * target - one_target * source
+        share = (free[0] * target - free[1] * source) / determinant
+        other_share = (one_source * free[1] - one_target * free[0]) / determinant
+    fewest = np.minimum(share * (one_source + one_target), other_share * (source + target))
+    exact = (share < 1) & (other_share <= 1) & (fewest >= FEWEST + 2)
+    filled = np.where(exact, sum(free), filled)
+    one, other = np.unravel_index(filled.argmax(), filled.shape)
+    place, part = found[one]
+    if exact[one, other]:
+        room = (math.ceil(share[one, other] * size) for size in (source[one], target[one]))
+        part = _part_that_fits(*waiting[place], tuple(room)) or part
+    return place, part
+
+
+def _with_sizes(piece: Piece, objective: Objective | None) -> Waiting:
+    """Return a text with the sizes of its example; they are huge where that is too long."""
+    if objective is None:
+        return piece, None
+    length, key = piece.end - piece.begin, piece.key(objective.seed)
+    count, source, target = objective.fit(length, (objective.longest,) * 2, key)
+    if count < length:
+        source = target = TOO_LONG
+    return piece._replace(source=source, target=target), objective
+
+
 def _part_that_fits(
     piece: Piece, objective: Objective | None, free: tuple[int, int]
 ) -> Piece | None:
-    """Return the longest beginning of a text that fits, or the whole pair; None if none does."""
-    if objective is None:
-        return piece if piece.source <= free[0] and piece.target <= free[1] else None
+    """Return the longest beginning of a text that fits; None if none does."""
+    if piece.source <= free[0] and piece.target <= free[1]:
+        return piece
     length, key = piece.end - piece.begin, piece.key(objective.seed)
-    if sum(free) < min(FEWEST, length) + 2:  # each token is in one side at least, and EOS in both
+    if sum(free) < FEWEST + 2:  # each token is in one side at least, and EOS in both
         return None
     count, source, target = objective.fit(length, free, key)
     if 0 < length - count < FEWEST:  # the rest would be too short
         count, source, target = objective.fit(max(length - FEWEST, 0), free, key)
-    if count < min(FEWEST, length):
+    if count < FEWEST:
         return None
     return piece._replace(end=piece.begin + count, source=source, target=target)

@@ -20,7 +20,8 @@ from jax_transformer.text.pieces import Piece, fill_rows
 WINDOW_PAIRS = 2**16  # fewest pairs of a window, if the corpus has more
 WINDOW_BATCHES = 300  # fewest batches of a window: the last one of each shape is partly padding
 WINDOW_TOKENS = 2**21  # fewest tokens of a window of a corpus with texts
-MEASURED_TEXTS = 512  # texts and pairs that decide how long the rows of source and target are
+# What decides how long the rows of source and target are: so many texts and pairs, or tokens.
+MEASURED_TEXTS, MEASURED_TOKENS = 2**12, 2**16
 
 
 @runtime_checkable
@@ -126,13 +127,16 @@ def row_lengths(corpus: Corpus, settings: BatchSettings) -> tuple[int, int]:
 
     Their proportion is that of the first examples of the run, but any pair fits.
     """
-    longest, sums = settings.pack_length, [0, 0]
-    places = range(min(MEASURED_TEXTS, len(corpus)))
-    for row in fill_rows(_whole(corpus, settings.seed, places), (longest, longest)):
-        sums[0] += sum(piece.source for piece in row)
-        sums[1] += sum(piece.target for piece in row)
-    needed = corpus.longest_side
-    return tuple(max(math.ceil(longest * side / max(sums)), needed) for side in sums)
+    longest, needed = settings.pack_length, corpus.longest_side
+    drawn = list(_whole(corpus, settings.seed, range(min(MEASURED_TEXTS, len(corpus)))))
+    tokens = np.cumsum([piece.source for piece, _ in drawn])
+    drawn = drawn[: 1 + np.searchsorted(tokens, MEASURED_TOKENS)]
+    row = longest, longest
+    for _ in range(2):  # where a text is cut, and so its proportion, depends on the row
+        pieces = itertools.chain(*fill_rows(drawn, row))
+        sums = np.sum([(piece.source, piece.target) for piece in pieces], axis=0)
+        row = tuple(max(math.ceil(longest * side / max(sums)), needed) for side in sums)
+    return row
 
 
 def _whole(corpus: Corpus, seed: int, places: range) -> Iterator[tuple[Piece, Objective | None]]:

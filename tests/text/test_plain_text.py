@@ -168,7 +168,8 @@ def test_examples_are_others_in_the_next_epoch_and_for_another_seed():
 
 
 @pytest.mark.exhaustive
-def test_rows_are_98_percent_full():
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_rows_are_98_percent_full(objective):
     """Rows of 512 tokens: of long documents, of short ones, and of all lengths."""
     random = np.random.default_rng(0)
     drawn = {
@@ -176,10 +177,22 @@ def test_rows_are_98_percent_full():
         "sentences": random.integers(8, 40, 8_000),
         "mixed": np.minimum(random.geometric(1 / 300, 500) + 1, LONGEST_TEXT),
     }
+    if objective in ("ul2", "prefix_lm"):
+        del drawn["long"], drawn["mixed"]
     for name, lengths in drawn.items():
-        texts, training = texts_of(lengths.tolist(), longest=512), settings(pack_length=512)
-        plan = plan_epoch(texts, training, 0)
+        texts = texts_of(lengths.tolist(), objective, longest=512)
+        plan = plan_epoch(texts, settings(pack_length=512), 0)
         assert padding_share(texts, plan[:-1]) < 0.02, name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("objective", ["ul2", "prefix_lm"])
+def test_long_documents_of_unlike_examples_fill_95_percent(objective):
+    """The proportion of source and target differs from piece to piece."""
+    lengths = np.random.default_rng(0).integers(600, LONGEST_TEXT, 240)
+    texts = texts_of(lengths.tolist(), objective, longest=512)
+    plan = plan_epoch(texts, settings(pack_length=512), 0)
+    assert padding_share(texts, plan[:-1]) < 0.05
 
 
 def test_pairs_and_texts_share_rows_by_weight(tmp_path):
