@@ -59,6 +59,7 @@ SETTINGS = TrainingConfig(
 )
 STEPS = 10  # of a timed block
 TINY = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
+T5_BASE = {"d_model": 768, "num_heads": 12, "d_ff": 3072}  # Raffel et al. 2020, section 3.1.1
 BACKENDS = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}  # as jax_platforms names them
 System = Callable[[Size, float], float]  # of a size and a dropout rate or a number of beams
 
@@ -71,13 +72,16 @@ class Task(NamedTuple):
     mesh: str
     dropout: float = 0.1
     scan_layers: bool = False
-    length: int = LENGTH  # tokens of a row on each side; a device has `ROWS * LENGTH` tokens
+    length: int = LENGTH  # tokens of a row of sources; a device has `ROWS * LENGTH` tokens
+    target_length: int | None = None  # of a row of targets; None: as long
+    batching: str = "buckets"
 
 
 def shape(model: str, **fields: Any) -> TransformerConfig:
-    """Return the config of base, big, tiny, or of the preset "modern"."""
-    preset = "modern" if model == "modern" else "vaswani2017"
-    sizes = {"modern": {}, "tiny": TINY} | {name: size for name, (size, _) in SIZES.items()}
+    """Return the config of base, big, tiny, t5-base, or of the preset "modern"."""
+    preset = {"modern": "modern", "t5-base": "t5"}.get(model, "vaswani2017")
+    sizes = {"modern": {}, "tiny": TINY, "t5-base": T5_BASE}
+    sizes |= {name: size for name, (size, _) in SIZES.items()}
     vocabulary = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), VOCABULARY)
     return TransformerConfig.preset(preset, **sizes[model] | vocabulary | fields)
 
@@ -90,7 +94,9 @@ def tasks(devices: int, quick: bool) -> list[Task]:
         meshes = (f"data={devices // 2},fsdp=2", f"data={devices // 4},fsdp=2,tensor=2")
         shallow += [Task("base", 1, mesh) for mesh in meshes]
     deep = [Task("base", 6, data), Task("base", 6, data, dropout=0.0), Task("modern", 6, data)]
-    return shallow if quick else [*deep, *shallow, Task("big", 6, data, scan_layers=True)]
+    # The rows of T5's pre-training: 512 tokens of the corrupted text, 114 of its spans.
+    t5 = Task("t5-base", 12, data, 0.1, True, 512, 114, "packed")
+    return shallow if quick else [*deep, *shallow, Task("big", 6, data, scan_layers=True), t5]
 
 
 def compile_task(task: Task, topology: str, clock: float) -> None:
@@ -103,13 +109,14 @@ def compile_task(task: Task, topology: str, clock: float) -> None:
     computed = budget(config, workload).total("none")
     started = time.process_time()
     try:
-        step = compile_step(config, training_config_of(workload), workload, topology)
+        settings = training_config_of(workload, batching=task.batching)
+        step = compile_step(config, settings, workload, topology, task.target_length)
     except OutOfMemory as error:
         needed, available = error.needed / 1e9, error.available / 1e9
         print(f"{task}: does not fit, XLA needs at least {needed:.2f} GB of {available:.2f} GB")
         return
     found = report(step)
-    flops = step_flops(config, rows, task.length) / len(devices)
+    flops = step_flops(config, rows, task.length, task.target_length) / len(devices)
     share = found.utilisation(flops, data_sheet(topology).flops / clock)
     print(
         f"\n{task}: peak {found.peak / 1e9:.2f} GB (temporary {found.temporary / 1e9:.2f}), "
@@ -151,10 +158,11 @@ def shares(cycles: dict[str, int]) -> str:
     )
 
 
-def compile_all(topology: str = "v5e:2x4", quick: bool = False) -> None:
+def compile_all(topology: str = "v5e:2x4", quick: bool = False, only: str | None = None) -> None:
     """Compile the programs and print what XLA estimates; nothing is timed.
 
-    The topology is as for `jax-transformer budget --compile`; `quick` leaves out deep models.
+    The topology is as for `jax-transformer budget --compile`; `quick` leaves out deep models, and
+    `only` all steps but those of a model, for example "t5-base", and the searches.
     """
     jax.config.update("jax_platforms", "cpu")
     clock = GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
@@ -162,7 +170,10 @@ def compile_all(topology: str = "v5e:2x4", quick: bool = False) -> None:
         f"{topology}, bfloat16, {ROWS} rows of {LENGTH} a device, jax {jax.__version__}, not timed"
     )
     for task in tasks(len(topology_devices(topology)), quick):
-        compile_task(task, topology, clock)
+        if only in (None, task.model):
+            compile_task(task, topology, clock)
+    if only is not None:
+        return
     for model, beam_size in itertools.product(("base", "modern"), (1, 4)):
         compile_search(model, beam_size, topology)
 

@@ -175,16 +175,24 @@ def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConf
 
 
 def compile_step(
-    config: TransformerConfig, training_config: TrainingConfig, workload: Workload, topology: str
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    workload: Workload,
+    topology: str,
+    target_length: int | None = None,
 ) -> jax.stages.Compiled:
-    """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows of padding."""
+    """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows of padding.
+
+    A target of None has the length of the source.
+    """
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
     config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
     parts = sharding.row_shards(mesh) * training_config.num_microbatches
     rows = workload.rows + -workload.rows % parts
-    ids = jax.ShapeDtypeStruct((rows, workload.length), jnp.int32)
-    segments = ids if training_config.batching == "packed" else None
-    batch = Batch(ids, ids, ids, segments, segments)
+    lengths = workload.length, target_length or workload.length
+    src, tgt = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in lengths)
+    segments = (src, tgt) if training_config.batching == "packed" else (None, None)
+    batch = Batch(src, tgt, tgt, *segments)
     step = sharded_train_step(mesh, config, training_config)
     return compile_for_topology(step.lower(state_shapes(config, training_config), batch), topology)
 
@@ -196,26 +204,34 @@ def _parameters_on_device(params: Params, mesh: AbstractMesh, config: Transforme
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
 
 
-def step_flops(config: TransformerConfig, rows: int, length: int) -> float:
+def step_flops(
+    config: TransformerConfig, rows: int, length: int, target_length: int | None = None
+) -> float:
     """Return the FLOPs of a training step's matrix products; a multiply-add counts as 2.
 
     The backward pass costs twice the forward pass: each of the two factors of a product has a
-    gradient. Padding and scores that a causal mask hides count; recomputation does not.
+    gradient. Padding and scores that a causal mask hides count; recomputation does not. A target
+    of None has the length of the source.
     """
-    products = config.d_model * config.tgt_vocab_size
+    target_length = target_length or length
+    products = target_length * config.d_model * config.tgt_vocab_size
     for stack in STACKS:
         sizes = config.stack(stack)
         heads, keys = (count * sizes.head_dim for count in (sizes.num_heads, sizes.key_heads))
         shared = sizes.head_projection == "shared"
         inputs = [sizes.head_dim if shared else sizes.d_model]  # of the keys of each attention
+        tokens = [length if stack == "encoder" else target_length]  # the same
         if stack == "decoder":
             inputs.append(sizes.head_dim if shared else config.stack("encoder").d_model)
+            tokens.append(length)
         queries = 1 if sizes.decoder_attention == "merged" else len(inputs)
         layer = queries * (inputs[0] + sizes.d_model) * heads
-        layer += sum(2 * width * keys + 2 * length * heads for width in inputs)
+        layer += 2 * sum(tokens) * heads
         layer += (3 if sizes.gated_feed_forward else 2) * sizes.d_model * sizes.d_ff
+        layer *= tokens[0]
+        layer += sum(2 * width * keys * count for width, count in zip(inputs, tokens, strict=True))
         products += getattr(config, f"num_{stack}_layers") * layer
-    return 3.0 * 2 * products * rows * length
+    return 3.0 * 2 * products * rows
 
 
 def _abstract_mesh(sizes: str) -> AbstractMesh:

@@ -52,15 +52,15 @@ def make_config(**fields):
     return TransformerConfig.preset("vaswani2017", **sizes | fields)
 
 
-def compile_loss(config):
+def compile_loss(config, target_length=LENGTH):
     """Return the compiled loss and gradients of float32 parameters."""
 
-    def loss(params, ids):
-        return cross_entropy(apply(params, config, ids, ids), ids, config.pad_id, 0.1)[0]
+    def loss(params, src, tgt):
+        return cross_entropy(apply(params, config, src, tgt), tgt, config.pad_id, 0.1)[0]
 
     params = jax.eval_shape(lambda: init_params(jax.random.key(0), config))
-    ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
-    return jax.jit(jax.value_and_grad(loss)).lower(params, ids).compile()
+    ids = (jax.ShapeDtypeStruct((ROWS, length), jnp.int32) for length in (LENGTH, target_length))
+    return jax.jit(jax.value_and_grad(loss)).lower(params, *ids).compile()
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,13 @@ def test_flops_are_those_of_the_compiled_step(compiled):
     ratio = counted / step_flops(make_config(), ROWS, LENGTH)
     print(f"XLA counts {ratio:.3f} times the products' FLOPs")
     assert 1 <= ratio < FLOPS_FACTOR
+
+
+@pytest.mark.exhaustive
+def test_flops_of_shorter_targets_are_those_of_the_compiled_step():
+    config, target_length = make_config(), LENGTH // 4
+    counted = compile_loss(config, target_length).cost_analysis()["flops"]
+    assert 1 <= counted / step_flops(config, ROWS, LENGTH, target_length) < FLOPS_FACTOR
 
 
 def test_activations_are_the_compiled_steps_memory(compiled):
