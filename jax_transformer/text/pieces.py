@@ -76,21 +76,19 @@ def _whole_ones(
 ) -> tuple[list[Piece], list[Waiting], tuple[int, int]]:
     """Return the whole ones that go into a row, those that are left, and what stays free.
 
-    A text must leave room for beginnings of two, and more the more unequally both sides are full.
+    Beside a text, beginnings of two must still fit, and more if one side is fuller than the other.
     """
     free, taken, left = row, [], []
-    sizes = [piece.end for piece, objective in waiting if objective is not None]
+    sizes = [piece.end for piece, objective in waiting[:CANDIDATES] if objective is not None]
     reserve = 3 * sum(sizes) / max(len(sizes), 1) / sum(row)
     for place, (piece, objective) in enumerate(waiting):
-        source, target = _beside(piece, free)
-        if objective is not None:  # what stays free is more than the reserve, and in proportion
-            shares = source / row[0], target / row[1]
+        fits = piece.source <= free[0] and piece.target <= free[1]
+        if fits and objective is not None:
+            shares = [rest / side for rest, side in zip(_beside(piece, free), row, strict=True)]
             fits = min(shares) - abs(shares[0] - shares[1]) > reserve
-        else:
-            fits = min(source, target) >= 0
         if fits:
             taken.append(piece)
-            free = source, target
+            free = _beside(piece, free)
         else:
             left.append((piece, objective))
         if min(free) < 1:
