@@ -27,9 +27,8 @@ from jax_transformer.text.denoising import (
     OBJECTIVES,
     SENTINEL,
     Objective,
-    special_ids,
 )
-from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.encoding import encode_text, special_ids
 from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import train_unigram

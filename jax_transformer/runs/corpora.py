@@ -22,9 +22,8 @@ from jax_transformer.text.denoising import (
     Denoiser,
     DenoisingObjective,
     Objective,
-    special_ids,
 )
-from jax_transformer.text.encoding import Filters, encode_lines, encode_text
+from jax_transformer.text.encoding import Filters, encode_lines, encode_text, special_ids
 from jax_transformer.text.parallel_text import (
     Documents,
     Reading,

@@ -6,7 +6,6 @@ that the plan of an epoch can cut a text where a row ends.
 """
 
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -14,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import Tokenizer
 
 Ids = Integer[np.ndarray, "_"]
 Key = tuple[int, ...]
@@ -26,7 +24,6 @@ SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" befo
 MOST_SENTINELS = 1000
 MOST_KEYS = 2**10  # whose random numbers are kept: a text is tried for several rows
 MASK = "<mask>"
-SENTENCE_ENDS = (".", "!", "?")
 
 
 class SpecialIds(NamedTuple):
@@ -91,30 +88,6 @@ def denoisers(
         names = f"noise_density={density} and mean_span_length={mean_length}"
         raise InputError(f"{names} are fixed by objective={objective!r}; leave them out")
     return tuple(denoiser._replace(**given) for denoiser in OBJECTIVES[objective])
-
-
-def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
-    """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
-    sentinels, mask = reserved_ids(tokenizer)
-    ends = frozenset()
-    needs_mask = objective == "infilling"
-    if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
-        token = MASK if needs_mask else SENTINEL.format(0)
-        raise InputError(
-            f"{name}: objective={objective!r} needs the token {token}, which the tokenizer lacks; "
-            "train one with --sentinels 100, or take that of a model which was trained so"
-        )
-    if needs_mask:
-        texts = map(tokenizer.source.segmenter.token, range(tokenizer.src_vocab_size))
-        ends = frozenset(i for i, text in enumerate(texts) if (text or "").endswith(SENTENCE_ENDS))
-    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
-
-
-def reserved_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int | None]:
-    """Return the ids of sentinels, and that of the mask, which no text may contain."""
-    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
-    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
-    return sentinels, tokenizer.token_id(MASK)
 
 
 class Objective(NamedTuple):

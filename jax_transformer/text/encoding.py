@@ -10,11 +10,19 @@ import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.corpus import BAD_LINES_NAMED, Corpus, Part, packed_part
-from jax_transformer.text.denoising import LONGEST_TEXT, reserved_ids
+from jax_transformer.text.denoising import (
+    LONGEST_TEXT,
+    MASK,
+    MOST_SENTINELS,
+    SENTINEL,
+    DenoisingObjective,
+    SpecialIds,
+)
 from jax_transformer.text.parallel_text import Documents, Text
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
+SENTENCE_ENDS = (".", "!", "?")
 
 
 class Filters(NamedTuple):
@@ -153,3 +161,27 @@ def encode_text(
         )
     vocabularies = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
     return Corpus([part], *vocabularies, tokenizer.pad_id)
+
+
+def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
+    """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
+    sentinels, mask = reserved_ids(tokenizer)
+    ends = frozenset()
+    needs_mask = objective == "infilling"
+    if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
+        token = MASK if needs_mask else SENTINEL.format(0)
+        raise InputError(
+            f"{name}: objective={objective!r} needs the token {token}, which the tokenizer lacks; "
+            "train one with --sentinels 100, or take that of a model which was trained so"
+        )
+    if needs_mask:
+        texts = map(tokenizer.source.segmenter.token, range(tokenizer.src_vocab_size))
+        ends = frozenset(i for i, text in enumerate(texts) if (text or "").endswith(SENTENCE_ENDS))
+    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
+
+
+def reserved_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int | None]:
+    """Return the ids of sentinels, and that of the mask, which no text may contain."""
+    named = (tokenizer.token_id(SENTINEL.format(number)) for number in range(MOST_SENTINELS))
+    sentinels = tuple(itertools.takewhile(lambda found: found is not None, named))
+    return sentinels, tokenizer.token_id(MASK)

@@ -50,9 +50,8 @@ from jax_transformer.text.denoising import (
     OBJECTIVES,
     SENTINEL,
     Objective,
-    special_ids,
 )
-from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.encoding import encode_text, special_ids
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair, train_unigram
 from jax_transformer.training.config import TrainingConfig

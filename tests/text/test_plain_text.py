@@ -16,8 +16,8 @@ from jax_transformer.text.denoising import (
     OBJECTIVES,
     SENTINEL,
     Objective,
-    special_ids,
 )
+from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
 from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window, take_rows
