@@ -30,7 +30,7 @@ from jax_transformer.text.denoising import (
 )
 from jax_transformer.text.encoding import encode_text, special_ids
 from jax_transformer.text.parallel_text import Text, read_text
-from jax_transformer.text.plan import plan_epoch
+from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import TrainState, init_state, train_step
@@ -78,8 +78,13 @@ def tokens_of(batch: Batch) -> int:
 
 def start(corpus: Corpus, config: TransformerConfig, settings: TrainingConfig) -> Training:
     """Print how a corpus becomes rows, and return its training."""
+    layout = epoch_layout(corpus, settings)  # once a run
     begun = time.process_time()
-    plan = plan_epoch(corpus, settings, 0)
+    plan = [
+        batch
+        for i in range(layout.windows)
+        for batch in plan_window(corpus, settings, layout, 0, i)
+    ]
     planned = time.process_time() - begun
     tokens = sum(tokens_of(make_batch(corpus, batch)) for batch in plan)
     read = time.process_time() - begun

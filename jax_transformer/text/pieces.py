@@ -84,8 +84,8 @@ def _whole_ones(
     for place, (piece, objective) in enumerate(waiting):
         fits = piece.source <= free[0] and piece.target <= free[1]
         if fits and objective is not None:
-            shares = [rest / side for rest, side in zip(_beside(piece, free), row, strict=True)]
-            fits = min(shares) - abs(shares[0] - shares[1]) > reserve
+            source, target = (free[0] - piece.source) / row[0], (free[1] - piece.target) / row[1]
+            fits = min(source, target) - abs(source - target) > reserve
         if fits:
             taken.append(piece)
             free = _beside(piece, free)
