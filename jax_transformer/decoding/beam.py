@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
-from jax_transformer.decoding.rules import Rules, apply_rules, is_end
+from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, with_tokens
+from jax_transformer.decoding.rules import apply_rules, is_end
 from jax_transformer.kernels.execution import TopK
 
 
@@ -17,7 +17,6 @@ def extend_beam(
     state: State,
     logits: Float[Array, "B N V"],
     normalizer: Float[Array, "B N"],
-    rules: Rules,
     selection: Selection,
     top_k: TopK,
 ) -> State:
@@ -30,11 +29,8 @@ def extend_beam(
 
     A source is done, and keeps its finished hypotheses as they are, by a rule of transformers,
     `GenerationConfig.early_stopping`.
-
-    Args:
-        rules: The rules of the rows that are left of `selection.rules`.
     """
-    step, (_, count) = state.step, state.scores.shape
+    step, (_, count), rules = state.step, state.scores.shape, selection.rules
     alive = state.scores > -jnp.inf
     failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.ended
     ended = state.ended | failed
@@ -44,7 +40,7 @@ def extend_beam(
     num_candidates = (1 + len(rules.eos_ids)) * count
     totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
     sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
-    sequences = sequences.at[:, :, step + 1].set(tokens)
+    sequences = with_tokens(sequences, step, tokens)
 
     free = step >= rules.prefix_lengths  # EOS in a prefix ends nothing
     at_limit = step + 1 >= rules.limits
@@ -52,7 +48,7 @@ def extend_beam(
     counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
     scores = jnp.where(ends & ~ended[:, None], totals, -jnp.inf)
     scores = scores / selection.length_penalty(counted)[:, None]
-    lengths = jnp.broadcast_to(step + 1, ends.shape)
+    lengths = jnp.broadcast_to(step[:, None] + 1, ends.shape)
     new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
     finished = _best(state.finished, new)
     scores, order = jax.lax.top_k(jnp.where(ends, -jnp.inf, totals), count)
@@ -65,7 +61,7 @@ def extend_beam(
         sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
         scores=scores,
         finished=finished,
-        ended=ended | done,
+        ended=ended | done | at_limit,
         failed_at=jnp.where(failed, step, state.failed_at),
     )
 

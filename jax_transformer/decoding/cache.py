@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.kernels.cached_attention import StepPosition
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.kernels.segments import as_boolean_mask
 from jax_transformer.model import functional
@@ -49,15 +50,17 @@ class Cache(NamedTuple):
     Attributes:
         layers: What each decoder layer keeps.
         src_mask: The positions of the memory that are attended to, True = attend; None is all.
-        ancestors: For each hypothesis and each position p so far, the n of the slot (p, n) that
-            belongs to it [B, N, L]; -1 at later positions, N for a hypothesis without a parent.
-        position: Number of positions written, at most L.
+        ancestors: For each hypothesis and each column p, the n of the slot (p, n) that belongs to
+            it [B, N, L]; -1 where it has no token, N for a hypothesis without a parent.
+        position: Number of steps so far. Step t writes column t modulo L, see `StepPosition`.
+        begin: The step at which each row began [B]; 0, but for rows that a search took in later.
     """
 
     layers: DecoderCache
     src_mask: Bool[Array, "#B #H 1 #S"] | None
     ancestors: Int32[Array, "B N L"]
     position: Int32[Array, ""]
+    begin: Int32[Array, " B"]
 
 
 def init_cache(
@@ -128,6 +131,7 @@ def new_cache(
         src_mask=src_mask,
         ancestors=jnp.full((memory.shape[0], beam_size, max_new_tokens), -1, jnp.int32),
         position=jnp.zeros((), jnp.int32),
+        begin=jnp.zeros(memory.shape[0], jnp.int32),
     )
 
 
@@ -194,13 +198,16 @@ def next_step(
 ) -> tuple[Float[Array, "B N V"], Cache]:
     """Return what `decode_step` does, and refuse nothing."""
     batch, count, length = cache.ancestors.shape
-    here = jnp.arange(length) == cache.position
+    position = StepPosition(cache.position % length, cache.position - cache.begin)
+    here = jnp.arange(length) == position.column
+    here &= (position.rows < length)[:, None, None]
     ancestors = jnp.where(here, jnp.arange(count, dtype=jnp.int32)[:, None], cache.ancestors)
     visible = ancestors[..., None] == jnp.arange(count)  # [B, N, L, N]
     visible = visible.reshape(batch, 1, count, length * count)
     model = bind(params, config, execution.of_step)
-    logits, layers = model.step(tokens, cache.layers, cache.position, visible, cache.src_mask)
-    return logits, Cache(layers, cache.src_mask, ancestors, cache.position + 1)
+    logits, layers = model.step(tokens, cache.layers, position, visible, cache.src_mask)
+    written = {"layers": layers, "ancestors": ancestors}
+    return logits, cache._replace(position=cache.position + 1, **written)
 
 
 def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:

@@ -6,7 +6,7 @@ Letters in shapes: B batch, L target positions, V target vocabulary.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
+from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, with_tokens
 from jax_transformer.decoding.rules import Rules, apply_rules, forced_tokens, is_end
 from jax_transformer.decoding.sampling import sample
 
@@ -15,7 +15,6 @@ def extend_by_token(
     state: State,
     logits: Float[Array, "B 1 V"],
     normalizer: Float[Array, "B 1"],
-    rules: Rules,
     selection: Selection,
     pad_id: int,
 ) -> State:
@@ -23,11 +22,8 @@ def extend_by_token(
 
     The lowest id wins a tie. The only target of a source is its finished one, whose score is not
     yet divided by the length penalty.
-
-    Args:
-        rules: The rules of the rows that are left of `selection.rules`.
     """
-    step, running = state.step, ~state.ended
+    step, running, rules = state.step, ~state.ended, selection.rules
     allowed = apply_rules(logits, state.sequences, step, rules)[:, 0]
     logits, normalizer = logits[:, 0], normalizer[:, 0]
     sampling = selection.sampling
@@ -37,7 +33,7 @@ def extend_by_token(
     token = jnp.where(running & ~failed, token, pad_id)
     is_free = step >= rules.prefix_lengths  # EOS in a prefix ends nothing
     ends = failed | (is_end(token, rules) & is_free) | (step + 1 >= rules.limits)
-    sequences = state.sequences.at[:, 0, step + 1].set(token)
+    sequences = with_tokens(state.sequences, step, token[:, None])
     scores = state.scores + jnp.where(running, score, 0)[:, None]
     lengths = state.finished.lengths + running[:, None]
     return state._replace(
@@ -54,7 +50,7 @@ def _score(
     normalizer: Float[Array, " B"],
     allowed: Float[Array, "B V"],
     token: Int32[Array, " B"],
-    step: Int32[Array, ""],
+    step: Int32[Array, " B"],
     rules: Rules,
 ) -> Float[Array, " B"]:
     """Return what the chosen tokens add to the scores: log-probabilities of the unchanged model.

@@ -4,6 +4,7 @@ Letters in shapes: B batch, N open hypotheses of a source, F finished hypotheses
 K returned hypotheses, L target positions, V target vocabulary.
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -64,11 +65,26 @@ class Selection:
     num_hypotheses: int = struct.field(pytree_node=False)
     early_stopping: EarlyStopping = struct.field(pytree_node=False)
 
+    def rows(self) -> dict[str, Array]:
+        """Return what each source has of its own, by name; `sampling` has a key for each."""
+        names = "start", "prefix_lengths", "limits", "prefix", "source"
+        found = {name: getattr(self.rules, name) for name in names}
+        if self.sampling is not None:
+            found["key"] = self.sampling.key
+        return {name: jnp.asarray(value) for name, value in found.items() if value is not None}
+
+    def with_rows(self, rows: Mapping[str, Array]) -> "Selection":
+        """Return the selection of other sources, with what `rows` returned for them."""
+        rules, sampling = dict(rows), self.sampling
+        if sampling is not None:
+            sampling = sampling.replace(key=rules.pop("key"))
+        return self.replace(rules=self.rules.replace(**rules), sampling=sampling)
+
 
 def make_selection(
     options: GenerationConfig,
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Int32[Array | np.ndarray, "B S"],
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
     key: Keys | None = None,
@@ -88,6 +104,7 @@ class State(NamedTuple):
     """What a search carries from one step to the next.
 
     Attributes:
+        step: Number of tokens that each source has so far.
         caches: Of each model.
         sequences: Open hypotheses, best first: the start token and the tokens so far.
         scores: Sums of their log-probabilities.
@@ -96,13 +113,21 @@ class State(NamedTuple):
         failed_at: The step at which the logits of a source were not finite, or -1.
     """
 
-    step: Int32[Array, ""]
+    step: Int32[Array, " B"]
     caches: tuple[Cache, ...]
     sequences: Int32[Array, "B N _"]
     scores: Float[Array, "B N"]
     finished: Hypotheses
     ended: Bool[Array, " B"]
     failed_at: Int32[Array, " B"]
+
+
+def with_tokens(
+    sequences: Int32[Array, "B N L"], step: Int32[Array, " B"], tokens: Int32[Array, "B N"]
+) -> Int32[Array, "B N L"]:
+    """Return sequences with the next token of each, behind `step` tokens and the start token."""
+    here = jnp.arange(sequences.shape[-1]) == step[:, None, None] + 1
+    return jnp.where(here, tokens[..., None], sequences)
 
 
 def start_state(caches: tuple[Cache, ...], pad_id: int, selection: Selection) -> State:
@@ -112,7 +137,7 @@ def start_state(caches: tuple[Cache, ...], pad_id: int, selection: Selection) ->
     dtype = jnp.promote_types(caches[0].layers[0][0].dtype, jnp.float32)
     most_finished = selection.num_hypotheses if selection.early_stopping == "never" else count
     return State(
-        step=jnp.zeros((), jnp.int32),
+        step=jnp.zeros(batch, jnp.int32),
         caches=caches,
         sequences=sequences.at[..., 0].set(jnp.asarray(selection.rules.start)[:, None]),
         # Only one hypothesis is open at first: equal hypotheses would have equal continuations.

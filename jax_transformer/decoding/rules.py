@@ -54,19 +54,11 @@ class Rules:
     encoder_no_repeat_ngram_size: int | None = struct.field(pytree_node=False, default=None)
     renormalize: bool = struct.field(pytree_node=False, default=False)
 
-    def of_rows(self, rows: Int32[Array, " rows"]) -> "Rules":
-        """Return the rules of some of the rows."""
-        names = ("start", "prefix_lengths", "limits", "prefix", "source")
-        values = {name: getattr(self, name) for name in names}
-        return self.replace(
-            **{name: jnp.take(x, rows, axis=0) for name, x in values.items() if x is not None}
-        )
-
 
 def make_rules(
     options: GenerationConfig,
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Int32[Array | np.ndarray, "B S"],
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
 ) -> Rules:
@@ -123,19 +115,20 @@ def as_array(
 def apply_rules(
     scores: Float[Array, "B N V"],
     sequences: Int32[Array, "B N _"],
-    step: Int32[Array, ""],
+    step: Int32[Array, " B"],
     rules: Rules,
 ) -> Float[Array, "B N V"]:
     """Return the scores of the next token with -inf where the rules forbid it.
 
     The scores are logits or log-probabilities. The sequences hold the start token and the tokens
-    so far in their first `step + 1` columns. The order is that of transformers; a later rule wins.
+    so far, `step` of each row, in their first `step + 1` columns. The order is that of
+    transformers; a later rule wins.
     """
     vocab_size = scores.shape[-1]
     if rules.repetition_penalty is not None:
         scores = penalize_repetition(scores, sequences, step, rules.repetition_penalty)
     if (size := rules.no_repeat_ngram_size) is not None:
-        written = jnp.arange(sequences.shape[-1]) <= step
+        written = jnp.arange(sequences.shape[-1]) <= step[:, None, None]
         texts = jnp.where(written, sequences, vocab_size)
         scores = _forbid(scores, completes_ngram(texts, sequences, step, size, vocab_size))
     if (size := rules.encoder_no_repeat_ngram_size) is not None:
@@ -165,14 +158,15 @@ def apply_rules(
 def penalize_repetition(
     scores: Float[Array, "B N V"],
     sequences: Int32[Array, "B N _"],
-    step: Int32[Array, ""],
+    step: Int32[Array, " B"],
     penalty: Float[Array, ""],
 ) -> Float[Array, "B N V"]:
     """Return scores, with the scores of used tokens divided by the penalty (Keskar et al. 2019).
 
     A negative score is multiplied, so that it falls too. The start token counts as a used token.
     """
-    seen = _mark(sequences, jnp.arange(sequences.shape[-1]) <= step, scores.shape[-1])
+    written = jnp.arange(sequences.shape[-1]) <= step[:, None, None]
+    seen = _mark(sequences, written, scores.shape[-1])
     penalized = jnp.where(scores < 0, scores * penalty, scores / penalty)
     return jnp.where(seen, penalized.astype(scores.dtype), scores)
 
@@ -180,7 +174,7 @@ def penalize_repetition(
 def completes_ngram(
     texts: Int32[Array, "B #N length"],
     sequences: Int32[Array, "B N _"],
-    step: Int32[Array, ""],
+    step: Int32[Array, " B"],
     size: int,
     vocab_size: int,
 ) -> Bool[Array, "B N V"]:
@@ -200,7 +194,7 @@ def completes_ngram(
 def completes_sequence(
     table: Int32[Array, "sequences longest"],
     sequences: Int32[Array, "B N _"],
-    step: Int32[Array, ""],
+    step: Int32[Array, " B"],
     vocab_size: int,
 ) -> Bool[Array, "B N V"]:
     """Return which tokens would complete a sequence of the table."""
@@ -222,7 +216,7 @@ def is_end(tokens: Int32[Array, "*shape"], rules: Rules) -> Bool[Array, "*shape"
     return jnp.any(tokens[..., None] == rules.eos_ids, axis=-1)
 
 
-def forced_tokens(step: Int32[Array, ""], rules: Rules) -> Int32[Array, " B"] | None:
+def forced_tokens(step: Int32[Array, " B"], rules: Rules) -> Int32[Array, " B"] | None:
     """Return each row's forced token, -1 where the search chooses; None if no rule forces one."""
     if rules.prefix is None and rules.forced_first is None and rules.forced_last is None:
         return None
@@ -232,7 +226,7 @@ def forced_tokens(step: Int32[Array, ""], rules: Rules) -> Int32[Array, " B"] | 
     if rules.forced_last is not None:
         forced = jnp.where(step + 1 == rules.limits, rules.forced_last, forced)
     if rules.prefix is not None:  # wins over a forced first token
-        column = jnp.take(rules.prefix, step, axis=1, mode="clip")
+        column = jnp.take_along_axis(rules.prefix, step[:, None], axis=1, mode="clip")[:, 0]
         forced = jnp.where(step < rules.prefix_lengths, column, forced)
     return forced
 
@@ -244,11 +238,11 @@ def _forbid(
 
 
 def _recent(
-    sequences: Int32[Array, "B N _"], step: Int32[Array, ""], count: int
+    sequences: Int32[Array, "B N _"], step: Int32[Array, " B"], count: int
 ) -> Int32[Array, "B N count"]:
     """Return the last `count` tokens, with -1 before the start token."""
-    index = step + 1 - count + jnp.arange(count)
-    return jnp.where(index >= 0, jnp.take(sequences, index, axis=2, mode="clip"), -1)
+    index = (step[:, None] + 1 - count + jnp.arange(count))[:, None]
+    return jnp.where(index >= 0, jnp.take_along_axis(sequences, index, 2, mode="clip"), -1)
 
 
 def _mark(

@@ -48,7 +48,7 @@ def make_sampling(options: GenerationConfig, key: Keys | None, rows: int) -> Sam
 
 
 def sample(
-    logits: Float[Array, "B V"], step: Int32[Array, ""], sampling: Sampling
+    logits: Float[Array, "B V"], step: Int32[Array, " B"], sampling: Sampling
 ) -> Int32[Array, " B"]:
     """Return a token of each row, drawn with the probabilities of its logits; never one of -inf.
 
@@ -71,10 +71,10 @@ def sample(
     return jnp.take_along_axis(ids, drawn[:, None], axis=-1)[:, 0]
 
 
-def _draw(logits: Float[Array, "B C"], step: Int32[Array, ""], key: Keys) -> Int32[Array, " B"]:
+def _draw(logits: Float[Array, "B C"], step: Int32[Array, " B"], key: Keys) -> Int32[Array, " B"]:
     if key.ndim and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # one for each row
-        keys = jax.vmap(jax.random.fold_in, (0, None))(key, step)
+        keys = jax.vmap(jax.random.fold_in)(key, step)
     else:
-        key = jax.random.fold_in(key, step)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(logits.shape[0]))
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, step)
+        keys = jax.vmap(jax.random.fold_in)(keys, jnp.arange(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -6,11 +6,9 @@ S source length, D d_model, V target vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
@@ -18,17 +16,13 @@ from jax_transformer.decoding.beam import extend_beam
 from jax_transformer.decoding.cache import new_cache, next_step
 from jax_transformer.decoding.greedy import extend_by_token
 from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, start_state
-from jax_transformer.decoding.rules import Rules
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps, hold_in_step
 from jax_transformer.model.self_over_memory import pad_source
 from jax_transformer.model.transformer import Params, SourceMask, bind
 
-SMALLEST_BATCH = 8  # smaller batches are not worth a compilation
-
-AnyState = TypeVar("AnyState", bound=Any)
 Extend = Callable[
-    [State, Float[Array, "B N V"], Float[Array, "B N"], Rules], State
+    [State, Float[Array, "B N V"], Float[Array, "B N"], Selection], State
 ]  # by logits and their log-normalizer
 
 
@@ -49,36 +43,79 @@ def search(
     Args:
         target_length: Number L of positions; symbolic in a program for any (`jax.export`).
     """
-    batch, models, caches = src.shape[0], [], []
+    given = src, src_mask, memory, selection, target_length, beam_size, execution
+    state = first_state(params, configs, *given)
+    num_rows = src.shape[0] * beam_size
+    # The barrier keeps XLA from making the copies again in every step of the loop.
+    arranged = tuple(
+        jax.lax.optimization_barrier(arrange_for_steps(tree, config, execution, num_rows))
+        for tree, config in zip(params, configs, strict=True)
+    )
+    state = take_steps(arranged, configs, state, selection, 0, execution)
+    return best_hypotheses(state, selection), state.failed_at
+
+
+def first_state(
+    params: tuple[Params, ...],
+    configs: tuple[TransformerConfig, ...],
+    src: Int32[Array, "B S"],
+    src_mask: SourceMask | None,
+    memory: Float[Array, "B S D"] | None,
+    selection: Selection,
+    target_length: int,
+    beam_size: int,
+    execution: SearchExecution,
+    memory_length: int = 0,
+) -> State:
+    """Return the state before the first token: the sources encoded, the caches empty.
+
+    Args:
+        memory_length: Least length of the memory in the caches; a shorter one is padded.
+    """
+    caches = []
     for tree, config in zip(params, configs, strict=True):
         ids, mask = pad_source(config, src, src_mask, target_length)
         encoded = memory
         if memory is None:
             encoded = bind(tree, config, execution).encode(ids, mask)
+        if memory_length > encoded.shape[1]:
+            added = (0, memory_length - encoded.shape[1])
+            encoded = jnp.pad(encoded, ((0, 0), added, (0, 0)))
+            mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), added))
         given = encoded, target_length, mask, beam_size, execution
         caches.append(new_cache(tree, config, *given))
-        models.append((arrange_for_steps(tree, config, execution, batch * beam_size), config))
-    if beam_size == 1:
-        extend = partial(extend_by_token, selection=selection, pad_id=configs[0].pad_id)
+    return start_state(tuple(caches), configs[0].pad_id, selection)
+
+
+def take_steps(
+    params: tuple[Params, ...],
+    configs: tuple[TransformerConfig, ...],
+    state: State,
+    selection: Selection,
+    most_running: int | Int32[Array, ""],
+    execution: SearchExecution,
+) -> State:
+    """Return the state in which the targets of at most `most_running` sources have not ended.
+
+    Args:
+        params: Of each model, from `arrange_for_steps`.
+    """
+    if state.scores.shape[1] == 1:
+        extend = partial(extend_by_token, pad_id=configs[0].pad_id)
     else:
-        extend = partial(extend_beam, selection=selection, top_k=execution.top_k)
-    step = partial(take_step, models=models, extend=extend, execution=execution)
-    # What is drawn depends on the index of a row, so rows keep their places where tokens are drawn.
-    leave = execution.smaller_batches and selection.sampling is None
-    sizes = batch_sizes(batch) if leave else [batch]
-    start = start_state(tuple(caches), configs[0].pad_id, selection)
-    end = extend_all(step, start, selection.rules, sizes)
-    tokens, scores, lengths = (leaf[:, : selection.num_hypotheses] for leaf in end.finished)
-    if beam_size == 1:  # beam search compares divided scores, and has divided them
-        counted = lengths - selection.rules.prefix_lengths[:, None]
-        scores = scores / selection.length_penalty(counted)
-    scores = jnp.where(end.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
-    return Hypotheses(tokens, scores, lengths), end.failed_at
+        extend = partial(extend_beam, top_k=execution.top_k)
+    models = list(zip(params, configs, strict=True))
+    given = {"selection": selection, "models": models, "extend": extend, "execution": execution}
+
+    def goes_on(state: State) -> Bool[Array, ""]:
+        return jnp.sum(~state.ended) > most_running
+
+    return jax.lax.while_loop(goes_on, partial(take_step, **given), state)
 
 
 def take_step(
     state: State,
-    rules: Rules,
+    selection: Selection,
     models: Sequence[tuple[Params, TransformerConfig]],
     extend: Extend,
     execution: SearchExecution,
@@ -88,7 +125,8 @@ def take_step(
     Several models choose by the mean of their log-probabilities in the place of logits, with the
     log-normalizer 0. A log-normalizer is not finite where a logit of a model is NaN or infinite.
     """
-    tokens = jax.lax.dynamic_index_in_dim(state.sequences, state.step, axis=2, keepdims=False)
+    step = state.step[:, None, None]
+    tokens = jnp.take_along_axis(state.sequences, step, axis=2, mode="clip")[..., 0]
     logits, normalizers, caches = [], [], []
     for (params, config), cache in zip(models, state.caches, strict=True):
         params = hold_in_step(params, tokens)
@@ -103,55 +141,16 @@ def take_step(
     if len(models) > 1:
         mean = (sum(logits) - sum(normalizers)[..., None]) / len(models)
         normalizer = 0 * sum(normalizers)
-    state = extend(state._replace(caches=tuple(caches)), mean, normalizer, rules)
+    state = extend(state._replace(caches=tuple(caches)), mean, normalizer, selection)
     return state._replace(step=state.step + 1)
 
 
-def batch_sizes(batch: int) -> list[int]:
-    """Return the numbers of sources of the batches of a search, for `extend_all`.
-
-    Each size is a loop that is compiled. With a half and an eighth, the lines of Multi30k have
-    1.14 to 1.21 times the rows and steps that they need, and 1.6 to 1.8 times in one batch.
-    """
-    if is_symbolic_dim(batch):
-        return [batch]
-    smaller = (batch // share for share in (2, 8))
-    return [batch, *(size for size in smaller if size >= SMALLEST_BATCH)]
-
-
-def extend_all(
-    step: Callable[[AnyState, Rules], AnyState],
-    state: AnyState,
-    rules: Rules,
-    batch_sizes: Sequence[int],
-) -> AnyState:
-    """Return the state in which the target of each source has ended.
-
-    The sources that go on leave the batch for a smaller one when it can hold them.
-
-    Args:
-        step: One step of the search.
-        state: A pytree with the fields `step`, `sequences` and `ended`; each of its leaves has a
-            row for each source, or is one for all.
-        batch_sizes: Numbers of sources: of the state, and of the smaller batches.
-    """
-    size, *smaller = batch_sizes
-    most_left = smaller[0] if smaller else 0
-
-    def goes_on(state: AnyState) -> Bool[Array, ""]:
-        full = state.step + 1 >= state.sequences.shape[-1]
-        return ~full & (jnp.sum(~state.ended) > most_left)
-
-    state = jax.lax.while_loop(goes_on, partial(step, rules=rules), state)
-    if not smaller:
-        return state
-    rows = jnp.argsort(state.ended, stable=True)[:most_left]  # those that go on are the first
-
-    def has_rows(leaf: Array) -> bool:
-        return leaf.ndim > 0 and leaf.shape[0] == size
-
-    part = jax.tree.map(lambda leaf: leaf[rows] if has_rows(leaf) else leaf, state)
-    part = extend_all(step, part, rules.of_rows(rows), smaller)
-    return jax.tree.map(
-        lambda leaf, new: leaf.at[rows].set(new) if has_rows(leaf) else new, state, part
-    )
+def best_hypotheses(state: State, selection: Selection) -> Hypotheses:
+    """Return the K best hypotheses of each source whose target has ended."""
+    finished = (leaf[:, : selection.num_hypotheses] for leaf in state.finished)
+    tokens, scores, lengths = finished
+    if state.scores.shape[1] == 1:  # beam search compares divided scores, and has divided them
+        counted = lengths - selection.rules.prefix_lengths[:, None]
+        scores = scores / selection.length_penalty(counted)
+    scores = jnp.where(state.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
+    return Hypotheses(tokens, scores, lengths)

@@ -39,6 +39,25 @@ class LayerCache(NamedTuple):
     memory_values: Values
 
 
+class StepPosition(NamedTuple):
+    """Where a decoding step is.
+
+    The L target positions of a cache are a ring, which all rows write in one column, so that no
+    step scatters. A row may begin at any column: its position p is column (begin + p) modulo L.
+
+    Attributes:
+        column: Where all rows write, from 0 to L - 1.
+        rows: Position of each row, from 0; a row at position L or later writes nothing.
+    """
+
+    column: Int[Array, ""]
+    rows: Int[Array, " B"]
+
+    def distances(self, length: int) -> Int[Array, " L"]:
+        """Return how many positions each of L columns lies before this one, in every row."""
+        return (self.column - jnp.arange(length)) % length
+
+
 class MergedCache(NamedTuple):
     """What a layer of merged attention keeps: of the memory, then of the target's slots.
 
@@ -79,11 +98,12 @@ def empty_cache(memory_keys: Keys, memory_values: Values, slots: int) -> LayerCa
     return LayerCache(keys, values, memory_keys, memory_values)
 
 
-def write_slots(cache: Kept, keys: Keys, values: Values, start: Int[Array, ""]) -> Kept:
+def write_slots(
+    cache: Kept, keys: Keys, values: Values, start: Int[Array, ""], fits: Bool[Array, " B"]
+) -> Kept:
     """Return the cache with keys and values of the target written from slot `start` on.
 
-    Where they do not fit, nothing is written: `jax.lax.dynamic_update_slice` alone would move the
-    start back and overwrite the last slots.
+    Rows in which they do not fit stay as they are.
     """
 
     def write(
@@ -91,7 +111,7 @@ def write_slots(cache: Kept, keys: Keys, values: Values, start: Int[Array, ""]) 
     ) -> Float[Array, "*shape"]:
         count = new.shape[axis]
         old = jax.lax.dynamic_slice_in_dim(slots, start, count, axis)
-        new = jnp.where(start + count <= slots.shape[axis], new.astype(slots.dtype), old)
+        new = jnp.where(fits.reshape(-1, *(1,) * (new.ndim - 1)), new.astype(slots.dtype), old)
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
     return cache._replace(

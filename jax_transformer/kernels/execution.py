@@ -171,9 +171,6 @@ class SearchExecution(Execution):
         top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
             as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
             for the best of two axes, and sorts the whole vocabulary for three.
-        smaller_batches: Whether a search takes sources whose targets have ended out of the batch,
-            into a batch of a half and then of an eighth. A step on a CPU takes the time of its
-            rows; each batch is compiled.
     """
 
     step_product: Product = "wide_sums"
@@ -181,7 +178,6 @@ class SearchExecution(Execution):
     wide_norms: bool = False
     cache: CacheLayout = "split_heads"
     top_k: TopK = "batched"
-    smaller_batches: bool = False
 
     @property
     def of_step(self) -> Execution:

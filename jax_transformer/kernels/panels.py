@@ -78,8 +78,7 @@ def arrange_for_steps(
             arranged = _cut_kernels(arranged, 32 if num_rows == 1 else 64)
     if execution.wide_norms:
         arranged = _widen_norms(arranged)
-    # The barrier keeps XLA from making the copies again in every step of the loop.
-    return params if arranged is params else jax.lax.optimization_barrier(arranged)
+    return arranged
 
 
 def hold_in_step(params: Params, tokens: Int32[Array, "B N"]) -> Params:

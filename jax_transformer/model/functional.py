@@ -94,15 +94,16 @@ def rotary_angles(
 
 
 def rotate(
-    x: Float[Array, "B H L K"], rotation: tuple[Float[Array, "#L C"], Float[Array, "#L C"]]
+    x: Float[Array, "B H L K"], rotation: tuple[Float[Array, "... C"], Float[Array, "... C"]]
 ) -> Float[Array, "B H L K"]:
     """Return heads whose first 2 C columns are rotated, column c with column c + C.
 
     Args:
-        rotation: Cosines and sines of the angles of each position.
+        rotation: Cosines and sines of the angles of each position [L, C], or of the one position
+            of each row [B, 1, 1, C].
     """
     cosines, sines = rotation
-    half = cosines.shape[1]
+    half = cosines.shape[-1]
     first, second, rest = (
         part.astype(cosines.dtype) for part in jnp.split(x, [half, 2 * half], -1)
     )

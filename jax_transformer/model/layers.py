@@ -25,6 +25,7 @@ from jax_transformer.kernels import cached_attention
 from jax_transformer.kernels.cached_attention import (
     Keys,
     LayerCache,
+    StepPosition,
     Values,
     cache_layout,
     cached_keys,
@@ -48,7 +49,7 @@ from jax_transformer.model import functional, initialization, tree
 from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
-Rotation = tuple[Float[Array, "#L C"], Float[Array, "#L C"]]  # cosines and sines
+Rotation = tuple[Float[Array, "... C"], Float[Array, "... C"]]  # cosines and sines
 
 
 def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | Panels | None:
@@ -221,7 +222,7 @@ def _of_symbolic_lengths(
 
 
 def slot_bias(
-    bias: RelativeAttentionBias, position: Int[Array, ""], tgt_mask: Bool[Array, "B 1 N slots"]
+    bias: RelativeAttentionBias, position: StepPosition, tgt_mask: Bool[Array, "B 1 N slots"]
 ) -> Float[Array, "1 H 1 slots"]:
     """Return the bias of a query at a position for each slot of the cache.
 
@@ -233,7 +234,7 @@ def slot_bias(
     if is_symbolic_dim(furthest):  # from this distance on, all share a bucket
         furthest = bias.config.relative_attention_max_distance
     by_distance = bias.by_distance(np.arange(-furthest, 1))
-    row = jnp.arange(slots) // hypotheses - position + furthest
+    row = furthest - jnp.repeat(position.distances(slots // hypotheses), hypotheses)
     return by_distance[jnp.clip(row, 0, furthest)].T[None, :, None]
 
 
@@ -242,7 +243,7 @@ def rotation_of(
     window: tuple[int, int] | None,
     length: int,
     dtype: jnp.dtype,
-    position: Int[Array, ""] | None = None,
+    positions: Int[Array, " B"] | None = None,
 ) -> Rotation | None:
     """Return the cosines and sines that rotate the queries and keys of a self-attention.
 
@@ -250,7 +251,7 @@ def rotation_of(
         window: What the layer's queries see, as `TransformerConfig.window_of`.
         length: Number of positions, from 0.
         dtype: Of the queries; the tables are at least float32.
-        position: The one position to return; None is all.
+        positions: The one position of each row that is returned; None is all of all rows.
     """
     if config.positions != "rotary":
         return None
@@ -262,8 +263,8 @@ def rotation_of(
     angles = functional.rotary_angles(rows, config.rotated_columns, theta, scaling)
     wide = jnp.promote_types(dtype, jnp.float32)
     tables = jnp.asarray(np.cos(angles), wide), jnp.asarray(np.sin(angles), wide)
-    if position is not None:
-        return tuple(functional.embed(position[None], table) for table in tables)
+    if positions is not None:
+        return tuple(functional.embed(positions[:, None, None], table) for table in tables)
     if symbolic:
         return tuple(functional.embed(jnp.arange(length), table) for table in tables)
     return tables
@@ -547,7 +548,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Array, "B N D"],
         cache: LayerCache,
-        position: Int[Array, ""],
+        position: StepPosition,
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
         position_bias: Float[Array, "1 H 1 slots"] | None = None,
@@ -564,7 +565,9 @@ class DecoderLayer(nn.Module):
             position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
         y = self.self_attention_residual.sublayer_input(x)
         new = keys_and_values(self.self_attention, y, cache_layout(cache.keys), rotation)
-        cache = write_slots(cache, *new, position * x.shape[1])
+        count, slots = tgt_mask.shape[2:]
+        fits = position.rows < slots // count
+        cache = write_slots(cache, *new, position.column * count, fits)
         keys, values, memory_keys, memory_values = cache
         y = self.self_attention.attend_to_cache(y, keys, values, tgt_mask, position_bias, rotation)
         x = self.self_attention_residual(x, y)

@@ -9,10 +9,11 @@ H heads, G heads of keys and values, K head_dim, slots N times target positions.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_transformer.kernels.cached_attention import (
     MergedCache,
+    StepPosition,
     cache_layout,
     key_axis,
     write_slots,
@@ -66,7 +67,7 @@ class MergedAttentionLayer(DecoderLayer):
         self,
         x: Float[Array, "B N D"],
         cache: MergedCache,
-        position: Int[Array, ""],
+        position: StepPosition,
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
         position_bias: None = None,
@@ -77,7 +78,8 @@ class MergedAttentionLayer(DecoderLayer):
         sources = cache.keys.shape[key_axis(cache.keys)] - slots
         y = self.self_attention_residual.sublayer_input(x)
         new = keys_and_values(self.self_attention, y, cache_layout(cache.keys), rotation)
-        cache = write_slots(cache, *new, sources + position * hypotheses)
+        start, fits = sources + position.column * hypotheses, position.rows < slots // hypotheses
+        cache = write_slots(cache, *new, start, fits)
         mask = side_by_side(src_mask, tgt_mask, (hypotheses, sources, slots))
         y = self.self_attention.attend_to_cache(y, *cache, mask, rotation=rotation)
         x = self.self_attention_residual(x, y)

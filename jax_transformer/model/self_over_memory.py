@@ -14,12 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.cached_attention import (
     Keys,
+    StepPosition,
     cache_layout,
     cached_keys,
     cached_values,
@@ -84,7 +85,7 @@ class SelfOverMemoryLayer(DecoderLayer):
         self,
         x: Float[Array, "B N D"],
         cache: OverMemoryCache,
-        position: Int[Array, ""],
+        position: StepPosition,
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: Bool[Array, "#B #H #N #S"] | None,
         position_bias: None = None,
@@ -98,13 +99,14 @@ class SelfOverMemoryLayer(DecoderLayer):
         """
         first, second = self.self_attention, self.cross_attention
         column = jnp.arange(cache.memory.shape[1])
-        visible = (column <= column[:, None]) & (column <= position)  # [S, S], rows attend
+        here = position.rows[:, None, None]
+        visible = (column <= column[:, None]) & (column <= here)  # [B, S, S], rows attend
         y = self.self_attention_residual.sublayer_input(cache.memory)
-        y = first.attend_to_cache(y, cache.keys, cache.values, visible[None, None])
+        y = first.attend_to_cache(y, cache.keys, cache.values, visible[:, None])
         value = self.self_attention_residual(cache.memory, y)
         values = cached_values(second.project(second.value, value), cache_layout(cache.memory_keys))
         y = second.attend_to_cache(x, cache.memory_keys, values, src_mask)
-        value_here = jax.lax.dynamic_index_in_dim(value, position, axis=1)  # [B, 1, D]
+        value_here = jnp.take_along_axis(value, here, axis=1, mode="clip")  # [B, 1, D]
         x = self.cross_attention_residual(jnp.broadcast_to(value_here, x.shape), y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y)), cache

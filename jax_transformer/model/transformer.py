@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import LayerCache, MergedCache
+from jax_transformer.kernels.cached_attention import LayerCache, MergedCache, StepPosition
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
@@ -90,17 +90,18 @@ def of_layers(
 def of_step(
     config: TransformerConfig,
     tgt_mask: Bool[Array, "B 1 N slots"],
-    position: Int[Array, ""],
+    position: StepPosition,
     dtype: jnp.dtype,
 ) -> list[tuple[Bool[Array, "B 1 N slots"], Rotation | None]]:
     """Return what `of_layers` does, for the decoder at one position."""
     hypotheses, slots = tgt_mask.shape[2:]
-    length, distance = slots // hypotheses, position - jnp.arange(slots) // hypotheses
+    length = slots // hypotheses
+    distance = jnp.repeat(position.distances(length), hypotheses)
     windows = [config.window_of("decoder", layer) for layer in range(config.num_decoder_layers)]
     own = {
         window: (
             tgt_mask if window is None else tgt_mask & (distance <= window[0]),
-            rotation_of(config, window, length, dtype, position),
+            rotation_of(config, window, length, dtype, position.rows),
         )
         for window in dict.fromkeys(windows)
     }
@@ -246,7 +247,7 @@ class Decoder(nn.Module):
         self,
         x: Float[Array, "B N D"],
         cache: DecoderCache,
-        position: Int[Array, ""],
+        position: StepPosition,
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: SourceMask | None,
     ) -> tuple[Float[Array, "B N D"], DecoderCache]:
@@ -369,21 +370,21 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Array, "B N"] | Float[Array, "B N D"],
         cache: DecoderCache,
-        position: Int[Array, ""],
+        position: StepPosition,
         tgt_mask: Bool[Array, "B 1 N slots"],
         src_mask: SourceMask | None,
     ) -> tuple[Float[Array, "B N V"], DecoderCache]:
         """Return the logits after one more position, and the cache with that position written.
 
         Args:
-            position: Index of the position, from 0; past the last slot the logits are NaN.
+            position: Where each row is; past the last slot its logits are NaN.
         """
         length = tgt_mask.shape[-1] // tokens.shape[1]
         x = self.embed(tokens, "target")
-        x = self.add_positions(x, "target", position[None, None], length)
+        x = self.add_positions(x, "target", position.rows[:, None], length)
         x = self._norm_embeddings(x, "target", None)
         x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
-        x = jnp.where(position < length, x, jnp.nan)
+        x = jnp.where(position.rows[:, None, None] < length, x, jnp.nan)
         return self.project(x), cache
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:

@@ -1,4 +1,4 @@
-"""Lines in windows, lines in sentences, and the sources of a window in batches of few shapes.
+"""Lines in windows, lines in sentences, and the sources of a window in pools of few shapes.
 
 The library sentencex (the extra [sentences]) finds the ends of sentences by rules, without a
 network.
@@ -25,8 +25,12 @@ FIRST_WINDOW = 64  # lines
 GROWTH = 16  # factor from one window to the next
 LARGEST_WINDOW = 8192  # lines
 PAUSE = 0.1  # seconds without another line
-SHORTEST_BATCH = 8  # tokens
-MOST_ROWS = 2**16  # of a batch, whatever number of tokens it may have
+SHORTEST_SOURCE = 16  # tokens, padding included
+SHORTEST_SLOT = 32  # tokens of the source: a shorter one would save less than a compilation takes
+SLOT_GROWTH = 4  # factor from one length of slots to the next
+SLOTS_PER_SOURCE = 8  # slots for each source of a group
+SMALLEST_GROUP = 4  # sources
+MOST_ROWS = 2**16  # of a pool, whatever number of tokens it may have
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 NOT_PLAIN = re.compile(r"[\s\ud800-\udfff]")  # sentencex 1.0.32 fails at some of them
 
@@ -34,7 +38,7 @@ NOT_PLAIN = re.compile(r"[\s\ud800-\udfff]")  # sentencex 1.0.32 fails at some o
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
 @dataclasses.dataclass(frozen=True)
 class LineOptions:
-    """How a stream of lines becomes the sources of a search, in windows and batches.
+    """How a stream of lines becomes the sources of a search, in windows and pools.
 
     Attributes:
         overlong: What happens to a line, or a sentence, of more tokens than the model takes,
@@ -43,11 +47,12 @@ class LineOptions:
             translated by itself, and what stands between the sentences stays (the extra
             [sentences]). The score of a line is the sum of its sentences'. Without it, a line is
             translated as it is.
-        max_tokens: Most tokens, padding included (lines times hypotheses times length), of a batch
-            of more than one line on a device: a higher number needs more memory and fewer batches.
+        max_tokens: Most tokens, padding included (lines times hypotheses times length), that a
+            device translates at a time, if these are several lines: a higher number needs more
+            memory and fewer steps.
         window: Most lines that are read, sorted by length and translated together: a higher number
-            needs more memory and pads less. The first window has 64 lines, for an early start, and
-            each one has 16 times as many as the one before, up to this number.
+            needs more memory and waits less. The first window has 64 lines, for an early start,
+            and each one has 16 times as many as the one before, up to this number.
     """
 
     overlong: Literal["refuse", "cut"] = "refuse"
@@ -101,12 +106,22 @@ def split_sentences(text: str, language: str) -> list[str]:
     return parts
 
 
-class SourceBatch(NamedTuple):
-    """Sources of similar length; rows that are left repeat the first one."""
+class Pool(NamedTuple):
+    """Sources that one search in slots translates.
 
-    members: list[int]  # indices of the sources in the first rows
-    src: Integer[np.ndarray, "batch length"]  # padded at the right
-    target_length: int  # most tokens of a translation
+    Attributes:
+        members: Numbers of the sources, longest first.
+        source_length: Most tokens of a source.
+        target_length: Most tokens of a translation.
+        num_slots: Number of sources that are translated at a time.
+        group: Number of sources that enter slots together.
+    """
+
+    members: list[int]
+    source_length: int
+    target_length: int
+    num_slots: int
+    group: int
 
 
 def usual_target_length(
@@ -121,7 +136,6 @@ class Window(NamedTuple):
 
     start: int  # number of lines before it
     lines: list[str]
-    may_be_the_last: bool  # it is the first window, or a pause has ended it
 
 
 def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
@@ -171,47 +185,75 @@ def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterato
                 break
         if not window:
             return
-        yield Window(start, window, start == 0 or paused)
+        yield Window(start, window)
         start, size = start + len(window), min(GROWTH * size, largest)
 
 
-def source_batches(
+def source_pools(
     config: TransformerConfig,
-    sources: Sequence[list[int]],
+    lengths: Sequence[int],
     target_length: Callable[[int], int],
     most_tokens: int,
     shards: int,
-    may_be_the_last: bool,
-) -> Iterator[SourceBatch]:
-    """Yield the sources that are not empty, longest first, in few shapes.
+    is_last: bool,
+) -> Iterator[Pool]:
+    """Yield the sources that are not empty, longest first, in pools of few shapes.
 
-    The length of a batch is a power of two or `config.max_length`, and its number of rows follows
-    from the length, so that all windows share their shapes: a compilation takes longer than a
-    batch. Only the last batch of a window that may be the last one may have fewer rows: somebody
-    may wait for it. `shards` divides the number of rows.
+    Windows share the shapes: a compilation takes longer than what a closer length saves. So the
+    sources of the last attempt are one pool, and others that are too few to fill their slots are
+    left to it, unless they are the most.
 
     Args:
-        target_length: Returns the most tokens of a translation from the length of its batch.
-        most_tokens: Most tokens of a batch of more than one row: rows times the length of the
-            sources, or the length for which long targets would be usual: the cache grows with them.
+        lengths: Number of tokens of each source.
+        target_length: Returns the most tokens of a translation from the length of its pool.
+        most_tokens: Most tokens of a pool of more than one slot: slots times the lengths of the
+            source and of the target.
+        shards: Divides the number of slots, and that of a group.
     """
-    lengths = [len(ids) for ids in sources]
-    members = [index for index, length in enumerate(lengths) if length]
-    order = sorted(members, key=lambda index: -lengths[index])
-    while order:
-        # Longest first: a batch that does not fit into memory fails before any other is translated.
-        length = min(_power_of_two(max(SHORTEST_BATCH, lengths[order[0]])), config.max_length)
-        longest = target_length(length)
-        counted = max(length, (longest - usual_target_length(0)) // 2)
-        count = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
-        members, order = order[:count], order[count:]
-        if may_be_the_last and not order:
-            count = min(count, -(-_power_of_two(len(members)) // shards) * shards)
-        # 64 bits: `generate` then refuses an id that 32 bits would wrap around.
-        src = np.full((count, length), config.pad_id, np.int64)
-        for row, index in zip(src, members + members[:1] * count, strict=False):
-            row[: lengths[index]] = sources[index]
-        yield SourceBatch(members, src, longest)
+    members: dict[int, list[int]] = {}
+    order = sorted(filter(lengths.__getitem__, range(len(lengths))), key=lambda n: -lengths[n])
+    for index in order:
+        longest = SHORTEST_SLOT
+        while longest < lengths[order[0] if is_last else index]:
+            longest *= SLOT_GROWTH
+        members.setdefault(min(longest, config.max_length), []).append(index)
+    # Longest first: a pool that does not fit into memory fails before any other is translated.
+    for length, own in members.items():
+        limit = target_length(length)
+        counted = 2 * max(length, (limit - usual_target_length(0)) // 2)
+        slots = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
+        group = max(SMALLEST_GROUP, slots // SLOTS_PER_SOURCE)
+        group = min(slots, -(-group // shards) * shards)
+        if len(own) < min(slots, max(map(len, members.values()))):
+            continue
+        fewer = -(-_power_of_two(len(own)) // shards) * shards
+        if is_last and len(own) <= slots:  # one group
+            group = slots
+        elif fewer < slots:
+            slots = group = fewer
+        yield Pool(own, length, limit, slots, group)
+
+
+def grouped(
+    pool: Pool, sources: Sequence[list[int]], config: TransformerConfig
+) -> Iterator[tuple[list[int], Integer[np.ndarray, "group length"]]]:
+    """Yield the numbers of the sources of each group, and their ids, padded at the right.
+
+    The length is a power of two, or that of the pool. Rows that are left repeat the first one.
+    """
+    for start in range(0, len(pool.members), pool.group):
+        members = pool.members[start : start + pool.group]
+        length = min(padded_length(len(sources[members[0]]), config), pool.source_length)
+        # 64 bits: the search then refuses an id that 32 bits would wrap around.
+        src = np.full((pool.group, length), config.pad_id, np.int64)
+        for row, index in zip(src, members + members[:1] * pool.group, strict=False):
+            row[: len(sources[index])] = sources[index]
+        yield members, src
+
+
+def padded_length(length: int, config: TransformerConfig) -> int:
+    """Return the length of the array of a source: a power of two, or the most of the model."""
+    return min(_power_of_two(max(SHORTEST_SOURCE, length)), config.max_length)
 
 
 def _power_of_two(number: int) -> int:

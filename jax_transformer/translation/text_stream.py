@@ -140,7 +140,7 @@ def translate_text(search: TextSearch, text: Text, files: Files, console: Consol
         named = ", ".join(f"{text.name}:{number}" for number in numbers[:BAD_LINES_NAMED])
         console.print(f"{len(numbers):,} bad lines gave blank lines, the first: {named}")
     if files.alignments is not None:
-        (best,) = translate([Window(0, first, True)])
+        (best,) = translate([Window(0, first)])
         most, model = alignment_plot.MAX_LINES, search.models[0]
         drawn = alignment_plot.alignments(model, first, best, most)
         alignment_plot.draw(files.alignments, drawn, files.overwrite)
@@ -175,6 +175,6 @@ def _translated_when_entered(
             print(file=sys.stderr)
             return
         try:
-            yield from translate([Window(0, [line], True)])
+            yield from translate([Window(0, [line])])
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

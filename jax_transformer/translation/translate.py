@@ -9,17 +9,25 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int32
+from jaxtyping import Array, Int32, Integer, PRNGKeyArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jax_transformer.decoding import GenerationConfig, generate
+from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
+from jax_transformer.decoding.hypotheses import make_selection
 from jax_transformer.decoding.sampling import check_sampling
+from jax_transformer.decoding.slots import Group, search_in_slots
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
-from jax_transformer.model.checks import check_execution, check_whole_number
+from jax_transformer.model.checks import (
+    check_execution,
+    check_generates,
+    check_inputs,
+    check_params,
+    check_whole_number,
+)
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.text.encoding import encode_lines
@@ -28,17 +36,14 @@ from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.source_batches import (
     LineOptions,
-    SourceBatch,
+    Pool,
     Window,
     check_split,
-    source_batches,
+    grouped,
+    source_pools,
     split_sentences,
     usual_target_length,
 )
-
-# Lines of a window times parameters from which sources leave their batch when they have ended: the
-# steps that this saves take longer than to load the larger programs.
-MUCH_WORK = 2e10
 
 
 class Translation(NamedTuple):
@@ -92,71 +97,98 @@ class TextSearch:
     mesh: Mesh  # lines are distributed over the axes data and fsdp
     execution: SearchExecution | None  # None is what suits the device and the work
 
-    def execution_for(self, num_sources: int) -> SearchExecution:
-        """Return how a window of so many sources is translated."""
+    def suited_execution(self) -> SearchExecution:
+        """Return how lines are translated."""
         if self.execution is not None:
             return self.execution
-        leaves = [leaf for model in self.models for leaf in jax.tree.leaves(model.params)]
-        device, config = self.mesh.devices.flat[0], self.models[0].config
-        is_much = num_sources * sum(leaf.size for leaf in leaves) >= MUCH_WORK
-        may_leave = is_much and device.platform == "cpu" and row_shards(self.mesh) == 1
-        suited = device, leaves[0].dtype.name, config.head_dim
-        own = {"capped": config.attention_softcap is not None, "smaller_batches": may_leave}
-        return execution_on(*suited, kind=SearchExecution, **own)
+        config, params, *_ = self.models[0]
+        suited = self.mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name, config.head_dim
+        capped = config.attention_softcap is not None
+        return execution_on(*suited, kind=SearchExecution, capped=capped)
+
+    def limit(self, source_length: int) -> int:
+        """Return the most tokens of the translations of a source.
+
+        Without `max_new_tokens` it follows from the source alone, so that others do not matter.
+        """
+        if self.is_limited:
+            return self.generation.max_new_tokens
+        return min(usual_target_length(source_length), self.models[0].config.max_length)
 
     def target_length(self, source_length: int, is_last: bool) -> int:
-        """Return the most tokens of the translations in a batch of sources of a length.
+        """Return the most tokens of the translations in a pool of sources of a length.
 
-        The last attempt has the limit of the options. The first one has a limit that few
-        translations reach, with a smaller and faster cache, where a search that ends below it finds
-        the same.
+        The last attempt has their limit. The first one has a length that few translations reach,
+        with a smaller and faster cache, where a search that ends below it finds the same.
         """
-        generation = self.generation
-        usual = min(usual_target_length(source_length), self.models[0].config.max_length)
-        if not self.is_limited:
-            return usual
+        generation, limit = self.generation, self.limit(source_length)
         # "never" is a bound that depends on the limit.
         depends = generation.beam_size > 1 and generation.early_stopping == "never"
-        if is_last or depends or (generation.min_new_tokens or 0) >= usual:
-            return generation.max_new_tokens
-        return min(generation.max_new_tokens, usual)
+        first = source_length + usual_target_length(0)
+        if is_last or depends or (generation.min_new_tokens or 0) >= first:
+            return limit
+        return min(limit, first)
 
     def translations(
-        self, batch: SourceBatch, places: Sequence[Place], execution: SearchExecution
-    ) -> list[list[Translation] | None]:
-        """Return the translations of each member; None if the batch's limit is too low for it."""
-        config, _, tokenizer, _ = self.models[0]
-        options: dict[str, Any] = {"max_new_tokens": batch.target_length}
-        if not self.is_limited:
-            # The limit follows from the line's own length, so that the other lines do not matter.
-            lengths = np.count_nonzero(batch.src != config.pad_id, axis=1)
-            options["length_limits"] = np.minimum(usual_target_length(lengths), config.max_length)
-        is_attempt = self.is_limited and batch.target_length < self.generation.max_new_tokens
-        if is_attempt:  # a target that has not ended is then among those that are returned
-            options["num_hypotheses"] = self.generation.beam_size
-        if self.seed is not None:
-            # The key of each place, and any for the rows that are left.
-            numbers = np.resize(np.array(places, np.uint32), (len(batch.src), 2))
-            key, fold_in = jax.random.key(self.seed), jax.random.fold_in
-            fold = jax.vmap(lambda place: fold_in(fold_in(key, place[0]), place[1]))
-            options["key"] = fold(numbers)
+        self, pool: Pool, sources: Sequence[list[int]], places: Sequence[Place]
+    ) -> Iterator[tuple[int, list[Translation] | None]]:
+        """Yield each member and its translations; None if the pool's limit is too low for it.
+
+        Args:
+            sources: Ids of each source of a window.
+            places: Where each one stands.
+        """
+        tokenizer, generation = self.models[0].tokenizer, self.generation
+        options = {"max_new_tokens": pool.target_length}
+        if pool.target_length < self.limit(pool.source_length):
+            # A target of an attempt that has not ended is then among those that are returned.
+            options["num_hypotheses"] = generation.beam_size
+        options = dataclasses.replace(generation, **options)
         configs, params, *_ = zip(*self.models, strict=True)
-        options["execution"] = execution
-        try:
-            with jax.set_mesh(self.mesh):
-                hypotheses = generate(params, configs, batch.src, self.generation, **options)
-        except NonFiniteError as error:
-            raise NonFiniteError(str(places[error.row]), error.row, error.step) from error
-        rows = zip(batch.members, *jax.device_get(hypotheses), strict=False)
-        return [
-            None
-            if is_attempt and lengths.max() == batch.target_length
-            else [
-                Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
-                for ids, score, length in zip(tokens, scores, lengths, strict=True)
-            ][: self.generation.num_hypotheses]
-            for _, tokens, scores, lengths in rows
-        ]
+        sizes = pool.num_slots, pool.source_length, pool.target_length, generation.beam_size
+        groups = self._groups(options, pool, sources, places)
+        with jax.set_mesh(self.mesh):
+            found = search_in_slots(params, configs, groups, *sizes, self.suited_execution())
+            for member, (tokens, scores, lengths), failed_at in found:
+                if failed_at >= 0:
+                    raise NonFiniteError(str(places[member]), member, failed_at)
+                if lengths.max() == pool.target_length < self.limit(len(sources[member])):
+                    yield member, None
+                    continue
+                hypotheses = [
+                    Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
+                    for ids, score, length in zip(tokens, scores, lengths, strict=True)
+                ]
+                yield member, hypotheses[: generation.num_hypotheses]
+
+    def _groups(
+        self,
+        options: GenerationConfig,
+        pool: Pool,
+        sources: Sequence[list[int]],
+        places: Sequence[Place],
+    ) -> Iterator[Group]:
+        """Yield the groups of a pool, with what each source has of its own."""
+        config = self.models[0].config
+        for each in self.models:
+            check_generates(each.config)
+            check_params(each.params, each.config)
+            options.check_model(each.config)
+        for members, src in grouped(pool, sources, config):
+            check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
+            rows = np.resize(members, len(src))  # any for the rows that are left
+            limits = [min(self.limit(len(sources[row])), pool.target_length) for row in rows]
+            keys = None
+            if self.seed is not None:
+                numbers = np.array([places[row] for row in rows], np.uint32)
+                keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(numbers)
+            src = src.astype(np.int32)
+            selection = make_selection(options, config, src, None, np.array(limits), keys)
+            yield Group(members, src, selection)
+
+
+def _key_of(key: PRNGKeyArray, place: Integer[Array, "2"]) -> PRNGKeyArray:
+    return jax.random.fold_in(jax.random.fold_in(key, place[0]), place[1])
 
 
 def text_search(
@@ -212,7 +244,7 @@ def translate(
     """
     search, lines = text_search([model], mesh, **options), list(lines)
     shown = {"total": len(lines), "console": console}
-    return chain.from_iterable(translate_windows(search, [Window(0, lines, True)], **shown))
+    return chain.from_iterable(translate_windows(search, [Window(0, lines)], **shown))
 
 
 def translate_windows(
@@ -257,18 +289,20 @@ def translate_windows(
             lines = [source for parts in texts for source in parts[1::2]]
             lines = ["" if is_blank(line) else prefix + line for line in lines]
             sources = _encode(search, lines, places, bad_lines, cut)
-            execution, translations = search.execution_for(len(sources)), [blank] * len(sources)
-            sizes = most_tokens, shards, window.may_be_the_last
+            translations = [blank] * len(sources)
+            left = len(sources) - sources.count([])
             for is_last in (False, True):
                 target_length = partial(search.target_length, is_last=is_last)
-                for batch in source_batches(config, sources, target_length, *sizes):
-                    members = [places[index] for index in batch.members]
-                    found = search.translations(batch, members, execution)
-                    for index, hypotheses in zip(batch.members, found, strict=True):
+                lengths = [len(source) for source in sources]
+                sizes = most_tokens, shards, is_last
+                for pool in source_pools(config, lengths, target_length, *sizes):
+                    for index, hypotheses in search.translations(pool, sources, places):
                         if hypotheses is not None:
                             translations[index], sources[index] = hypotheses, []
-                    share = sources.count([]) / len(sources)
-                    progress.update(task, completed=window.start + int(share * len(window.lines)))
+                            left -= 1
+                        share = 1 - left / len(sources)
+                        done = window.start + int(share * len(window.lines))
+                        progress.update(task, completed=done)
             yield translations if language is None else [*_joined(texts, translations)]
             number += len(sources)
     if cut:

@@ -192,11 +192,11 @@ class Translator:
             **options: `overlong` ("refuse" or "cut"), for a text with more tokens than the model
                 takes; `split_sentences`, the code of the language of texts, for example "en", whose
                 sentences are translated by themselves, and the white space between them stays
-                (extra [sentences]); `window` (8,192); `max_tokens`, the most tokens of a batch on a
-                device, padding included (4,096); `seed`, a number that switches sampling on; and
-                the fields of `GenerationConfig`, for example `beam_size`: one that is absent has
-                the model's default. Without any `max_new_tokens`, a result has at most ten tokens
-                more than twice those of the text.
+                (extra [sentences]); `window` (8,192); `max_tokens`, the most tokens that a
+                device translates at a time, padding included (4,096); `seed`, a number that
+                switches sampling on; and the fields of `GenerationConfig`, for example `beam_size`:
+                one that is absent has the model's default. Without any `max_new_tokens`, a result
+                has at most ten tokens more than twice those of the text.
 
         Raises:
             TypeError: An option is unknown.

@@ -96,14 +96,14 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     first, blank, last = (best.text for (best,) in translate(checkpoint, ["cab", "", "b"]))
     typing, terminal = pty.openpty()
     shown, to_type = [], [b"abc abc abc abc abc\nb\n", b"\x04"]  # Ctrl-D
-    generate = text_search.generate
+    search = text_search.search_in_slots
 
-    def typing_on(*arguments, **options):
+    def typing_on(*arguments):
         shown.append(capfdbinary.readouterr())
         os.write(typing, to_type.pop(0))
-        return generate(*arguments, **options)
+        return search(*arguments)
 
-    monkeypatch.setattr(text_search, "generate", typing_on)
+    monkeypatch.setattr(text_search, "search_in_slots", typing_on)
     os.write(typing, b"cab\n\n")
     with open(terminal) as keyboard:
         monkeypatch.setattr(sys, "stdin", keyboard)
@@ -289,17 +289,17 @@ def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, t
 @pytest.fixture
 def kill_at(monkeypatch):
     """Let the search with a number, from 1, end the process; 0 is none. Returns its calls."""
-    generate, calls = text_search.generate, []
+    search, calls = text_search.search_in_slots, []
 
     def kill_at(number):
-        def generate_until(*arguments, **options):
+        def search_until(*arguments):
             calls.append(len(calls))
             if len(calls) == number:
                 raise SystemExit(137)
-            return generate(*arguments, **options)
+            return search(*arguments)
 
         calls.clear()
-        monkeypatch.setattr(text_search, "generate", generate_until)
+        monkeypatch.setattr(text_search, "search_in_slots", search_until)
         return calls
 
     return kill_at
@@ -372,7 +372,7 @@ def test_a_longer_line_is_translated_where_positions_are_computed(run, checkpoin
     ],
 )
 def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, text, message):
-    monkeypatch.setattr(text_search, "generate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(text_search, "search_in_slots", lambda *_: pytest.fail("work was done"))
     monkeypatch.setattr(alignment_plot, "draw", lambda *_, **__: pytest.fail("work was done"))
     code, out, err = run(text, f"--alignments={tmp_path / 'plot.png'}")
     assert (code, out) == (1, "")

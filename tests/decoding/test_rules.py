@@ -93,7 +93,7 @@ def assert_rules(config, src, scores, history, step, options, prefix, length_lim
     """Assert that rules change scores as their definition does; return how many change."""
     options = GenerationConfig(max_new_tokens=LENGTH, **options)
     rules = make_rules(options, config, jnp.asarray(src), prefix, length_limits)
-    found = jax.jit(apply_rules)(scores, history, np.asarray(step, np.int32), rules)
+    found = jax.jit(apply_rules)(scores, history, np.full(len(src), step, np.int32), rules)
     changed = 0
     for row, beam in np.ndindex(scores.shape[:2]):
         begun = () if prefix is None else tuple(int(id) for id in prefix[row] if id)

@@ -48,7 +48,7 @@ def test_draws_have_their_frequencies(options, expected):
     }
     sampling = Sampling(jax.random.key(0), top_k=top_k, **values)
     logits = np.broadcast_to(LOGITS, (ROWS, 7))
-    drawn = jax.jit(sample)(logits, np.int32(3), sampling)
+    drawn = jax.jit(sample)(logits, np.full(ROWS, 3, np.int32), sampling)
     frequencies = np.bincount(drawn, minlength=7) / ROWS
     assert (frequencies[expected == 0] == 0).all()
     deviation = np.sqrt(expected * (1 - expected) / ROWS)
@@ -58,12 +58,12 @@ def test_draws_have_their_frequencies(options, expected):
 def test_rows_and_steps_draw_apart():
     sampling = Sampling(jax.random.key(0))
     draw = functools.partial(jax.jit(sample), sampling=sampling)
-    logits = np.broadcast_to(LOGITS, (ROWS, 7))
-    first, second = draw(logits, np.int32(0)), draw(logits, np.int32(1))
+    logits, steps = np.broadcast_to(LOGITS, (ROWS, 7)), np.zeros(ROWS, np.int32)
+    first, second = draw(logits, steps), draw(logits, steps + 1)
     likely = np.square(softmax(LOGITS)).sum()  # that two draws agree
     assert np.mean(first == second) == pytest.approx(likely, abs=0.02)
     assert np.mean(first[1:] == first[:-1]) == pytest.approx(likely, abs=0.02)
-    np.testing.assert_array_equal(draw(logits[:5], np.int32(0)), first[:5])
+    np.testing.assert_array_equal(draw(logits[:5], steps[:5]), first[:5])
 
 
 def test_the_key_decides_and_the_model_scores(reversal_model):

@@ -35,7 +35,8 @@ def test_a_cache_of_few_heads_gives_what_their_copies_give(layout, key_heads, ma
             query, *copies, mask, None, jnp.repeat(bias, COUNT, axis=2), 0.7, softcap=1.5
         )
         keys, values = cached_keys(key, layout), cached_values(value, layout)
-        cache = write_slots(empty_cache(keys, values, SLOTS), keys, values, jnp.int32(0))
+        fits = jnp.ones(BATCH, bool)
+        cache = write_slots(empty_cache(keys, values, SLOTS), keys, values, jnp.int32(0), fits)
         found = attend_to_cache(query, cache.keys, cache.values, mask, bias, 0.7, softcap=1.5)
         (batch,) = jax.export.symbolic_shape("batch")
 

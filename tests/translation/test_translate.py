@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.decoding import Hypotheses, generate, generation, score
+from jax_transformer.decoding import Hypotheses, generate, score, slots
+from jax_transformer.decoding.slots import Ended, search_in_slots
 from jax_transformer.tokenizers import LineError, Tokenizer
 from jax_transformer.translation import translate as text_search
 from jax_transformer.translation.source_batches import windows, with_pauses
@@ -29,7 +30,7 @@ HIGH_LIMIT = [
     {"early_stopping": True, "forced_last_token": 2, "num_hypotheses": 2},
     {"early_stopping": "never"},
     {"beam_size": 1, "forced_last_token": 2},
-    {"early_stopping": False, "min_new_tokens": 30},
+    {"early_stopping": False, "min_new_tokens": 50},
 ]
 
 
@@ -59,28 +60,30 @@ def padded(rows):
 
 @pytest.fixture
 def sources(monkeypatch):
-    """The batches that are generated from; each translation is the source itself."""
+    """The groups that are translated; each translation is the source itself."""
     sources = []
 
-    def echo(params, config, src, generation, *, max_new_tokens, **_):
-        sources.append(src)
-        num_hypotheses = generation.num_hypotheses
-        tokens = np.zeros((len(src), num_hypotheses, max_new_tokens), np.int32)
-        tokens[:, :, : src.shape[1]] = src[:, None]
-        lengths = np.repeat((src != 0).sum(1, keepdims=True), num_hypotheses, axis=1)
-        return Hypotheses(tokens, np.zeros(lengths.shape, np.float32), lengths.astype(np.int32))
+    def echo(params, configs, groups, num_slots, *_):
+        for members, src, selection in groups:
+            sources.append(src)
+            for member, ids in zip(members, src, strict=False):
+                length, count = (ids != 0).sum(), selection.num_hypotheses
+                found = [ids] * count, np.zeros(count), np.full(count, length)
+                yield Ended(member, Hypotheses(*found), -1)
 
-    monkeypatch.setattr(text_search, "generate", echo)
+    monkeypatch.setattr(text_search, "search_in_slots", echo)
     return sources
 
 
-def test_order_is_restored_from_batches_of_similar_length(model, sources):
-    lines = LINES * 2
-    translations = translate(model, lines, max_tokens=3 * 32, **BEAM)
+def test_order_is_restored_from_groups_of_similar_length(model, sources):
+    lines = LINES * 9  # one window
+    translations = translate(model, lines, max_tokens=3 * 512, **BEAM)
     for texts in zip(*translations, strict=True):
         assert [one.text for one in texts] == [line.strip() for line in lines]
-    shapes = [src.shape for src in sources]
-    assert shapes == [(2, 16), (4, 8), (4, 8)]  # 32 tokens a batch; blank lines take no row
+    assert {src.shape for src in sources} == {(4, 16)}
+    longest = [(src != 0).sum(axis=1).max() for src in sources]
+    assert longest == sorted(longest, reverse=True)
+    assert len(sources) == -(-len(TEXTS) * 9 // 4)  # blank lines take no row
 
 
 def test_windows_share_their_shapes_and_keep_the_order(model, sources):
@@ -91,11 +94,9 @@ def test_windows_share_their_shapes_and_keep_the_order(model, sources):
     rows = {}
     for src in sources:
         rows.setdefault(src.shape[1], set()).add(len(src))
-    print(f"\n{len(sources)} batches of rows {rows}")
-    assert rows.keys() <= {8, 16, 32}
-    assert all(count * length <= 256 for length in rows for count in rows[length])
-    assert sum(map(len, rows.values())) <= len(rows) + 1  # the last batch of the first window
-    assert [src.shape for src in sources].count((8, 32)) <= 7  # one in each window
+    print(f"\n{len(sources)} groups of rows {rows}")
+    assert rows == {16: {4}, 32: {4}}
+    assert len(sources) <= -(-700 // 4) + 8  # the last group of each window has fewer members
 
 
 def test_no_more_than_a_window_is_read_ahead(model, sources):
@@ -115,8 +116,8 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
 
 def test_a_pause_ends_a_window(model, sources):
     lines = [None, "a", "b", None, None, "c", "d", "e", None]
-    found = [(start, *part, may_be_last) for start, part, may_be_last in windows(lines, 2)]
-    assert found == [(0, "a", "b", True), (2, "c", "d", False), (4, "e", True)]
+    found = [(start, *part) for start, part in windows(lines, 2)]
+    assert found == [(0, "a", "b"), (2, "c", "d"), (4, "e")]
     assert [one.text for (one,) in translate(model, lines)] == [*"abcde"]
     assert [len(src) for src in sources] == [2, 4]  # powers of two
 
@@ -252,15 +253,20 @@ def test_a_blank_line_has_blank_translations(model, found):
 
 @pytest.mark.usefixtures("fresh_caches")
 @pytest.mark.exhaustive
-def test_each_bucket_is_compiled_once(model):
-    options = {"max_tokens": 32, "max_new_tokens": 3}
-    before = generation.search._cache_size()
-    translate(model, LINES * 4, **options)  # batches of (2, 16) and (4, 8)
-    assert generation.search._cache_size() - before == 2
-    translate(model, LINES[::-1] * 4, **options)
-    assert generation.search._cache_size() - before == 2
-    translate(model, LINES, max_new_tokens=3)  # one batch has room for all
-    assert generation.search._cache_size() - before == 3
+def test_each_length_and_each_number_of_slots_is_compiled_once(model):
+    def compiled():
+        programs = slots._enter, slots._advance, slots.search
+        return tuple(each._cache_size() - n for each, n in zip(programs, before, strict=True))
+
+    options, long = {"max_tokens": 512, "max_new_tokens": 3}, [" ".join(["cab"] * 9)] * 9
+    before = 0, 0, 0
+    before = compiled()
+    translate(model, LINES * 5 + long, **options)  # 8 slots; groups of 16 and of 32 tokens
+    assert compiled() == (2, 1, 0)
+    translate(model, LINES[::-1] * 20 + long, **options)
+    assert compiled() == (2, 1, 0)
+    translate(model, LINES[:3], max_new_tokens=3)  # two slots have room for all: one search
+    assert compiled() == (2, 1, 1)
 
 
 def test_the_last_token_of_the_longest_translation_can_be_forced(model):
@@ -301,32 +307,33 @@ def test_the_defaults_of_the_model_hold_unless_an_option_is_given(model, found):
 @pytest.mark.exhaustive
 def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     """Most lines end long before; the others reach the limit, and get what it gives."""
+    model = model._replace(config=dataclasses.replace(model.config, max_length=80))
     config, params, *_ = model
-    defaults = {"beam_size": 3, "max_new_tokens": 38, "length_normalization": "power"}
+    defaults = {"beam_size": 3, "max_new_tokens": 70, "length_normalization": "power"}
     defaults |= {"length_penalty": 0.6, "num_hypotheses": 1} | options
     src = padded([source(model, line) for line in TEXTS])
     whole = jax.device_get(generate(params, config, src, **defaults))
     calls = []
 
-    def record(*arguments, **given):
-        usual = arguments[3].num_hypotheses
-        calls.append((given["max_new_tokens"], given.get("num_hypotheses", usual)))
-        return generate(*arguments, **given)
+    def record(params, configs, groups, slots, source_length, target_length, *rest):
+        groups = list(groups)
+        calls.append((target_length, groups[0].selection.num_hypotheses))
+        sizes = slots, source_length, target_length
+        return search_in_slots(params, configs, groups, *sizes, *rest)
 
-    monkeypatch.setattr(text_search, "generate", record)
-    max_tokens = 24 * defaults["beam_size"]
-    found = translate(model._replace(generation=defaults), TEXTS, max_tokens=max_tokens)
+    monkeypatch.setattr(text_search, "search_in_slots", record)
+    found = translate(model._replace(generation=defaults), TEXTS)
     for row, best in enumerate(found):
         for rank, one in enumerate(best):
             length = whole.lengths[row, rank]
             assert one.tokens.tolist() == whole.tokens[row, rank, :length].tolist()
             assert one.score == pytest.approx(whole.scores[row, rank], rel=1e-5)
-    if options in ({"early_stopping": "never"}, {"early_stopping": False, "min_new_tokens": 30}):
-        assert {limit for limit, _ in calls} == {38}
-    else:  # sources of 8 tokens have a first attempt of 26 target tokens
-        assert [limit for limit, _ in calls] == [38, 26, 26, 38, 38, 38]
+    if options in ({"early_stopping": "never"}, {"early_stopping": False, "min_new_tokens": 50}):
+        assert {limit for limit, _ in calls} == {70}
+    else:  # sources of at most 32 tokens have a first attempt of 42 target tokens
+        assert [limit for limit, _ in calls] == [42, 70]
         # An attempt returns every hypothesis: one that has not ended shows that more may come.
-        counts = {38: defaults["num_hypotheses"], 26: defaults["beam_size"]}
+        counts = {70: defaults["num_hypotheses"], 42: defaults["beam_size"]}
         assert all(count == counts[limit] for limit, count in calls)
         assert found[0] != found[1]
 
@@ -347,7 +354,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     message = "1 of 4 lines cut to max_length=40 tokens, the first of them line 3\n"
     assert shown.getvalue() == message
 
-    monkeypatch.setattr(text_search, "generate", lambda *_, **__: pytest.fail("work was done"))
+    monkeypatch.setattr(text_search, "search_in_slots", lambda *_: pytest.fail("work was done"))
     refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split the line or set"
     with pytest.raises(InputError, match=refused):
         translate(model, ["b", "", overlong, overlong])

@@ -1,0 +1,141 @@
+"""A search in slots finds what `generate` finds, whenever and wherever a source enters."""
+
+import jax
+import numpy as np
+import pytest
+
+from jax_transformer import generate
+from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.slots import Group, search_in_slots
+from jax_transformer.kernels.execution import SearchExecution
+from tests.models import random_params, small_config
+from tests.parity.ladder import ROUNDED, error
+from tests.tiers import tiered
+
+BATCH, STEPS = 67, 20
+RANDOM = np.random.default_rng(5)
+SRC = RANDOM.integers(4, 37, (BATCH, 9))
+LIMITS = RANDOM.integers(1, STEPS + 1, BATCH)
+PREFIX = np.where(np.arange(3) < RANDOM.integers(0, 4, BATCH)[:, None], 7, 0)
+OPTIONS = {
+    "greedy": {},
+    "greedy, rules by row": {"prefix": PREFIX, "start_token": np.arange(BATCH) % 5 + 4},
+    "greedy, n-grams of the source": {"encoder_no_repeat_ngram_size": 1, "min_new_tokens": 2},
+    "beam": {"beam_size": 3, "num_hypotheses": 2, "length_penalty": 0.7},
+    "beam, early": {"beam_size": 3, "num_hypotheses": 3, "early_stopping": True},
+    "beam, by length": {"beam_size": 2, "early_stopping": False, "no_repeat_ngram_size": 2},
+    "beam, rules by row": {"beam_size": 2, "prefix": PREFIX, "forced_last_token": 9},
+}
+
+
+SHAPES = {
+    "relative": ("t5", {}),
+    "rotary, grouped queries": ("modern", {}),
+    "windows": ("t5gemma", {"sliding_window": 3}),
+    "merged": ("t5gemma2", {"sliding_window": 3}),
+    "learned": ("bart", {}),
+    "self_over_memory": ("shared_heads", {}),
+}
+EXECUTION = SearchExecution()
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = small_config("vaswani2017", d_model=24, num_decoder_layers=1, max_length=40)
+    # Targets that differ, and end early or late: EOS is likelier than in random parameters.
+    return jax.tree.map(lambda leaf: 1.7 * leaf, random_params(config, seed=2)), config
+
+
+def in_slots(models, options, order, num_slots, rows, source_length=12, execution=EXECUTION):
+    """Return the tokens, scores and lengths of all sources that enter in an order."""
+    options = dict(options)
+    params, configs = zip(*models, strict=True)
+    prefix, key = options.pop("prefix", None), options.pop("key", None)
+    start = np.resize(options.pop("start_token", configs[0].bos_id), BATCH)
+    longest = STEPS + (0 if prefix is None else prefix.shape[1])
+
+    def groups():
+        for first in range(0, BATCH, rows):
+            members = order[first : first + rows].tolist()
+            here = np.resize(members, rows)
+            given = GenerationConfig(max_new_tokens=STEPS, start_token=start[here], **options)
+            own = None if prefix is None else prefix[here]
+            keys = None if key is None else key[here]
+            src = SRC[here].astype(np.int32)
+            selection = make_selection(given, configs[0], src, own, LIMITS[here], keys)
+            yield Group(members, src, selection)
+
+    sizes = num_slots, source_length, longest, options.get("beam_size", 1)
+    found = {}
+    for member, hypotheses, failed_at in search_in_slots(
+        params, configs, groups(), *sizes, execution
+    ):
+        assert member not in found
+        assert failed_at == -1
+        found[member] = hypotheses
+    return [np.stack(part) for part in zip(*(found[row] for row in range(BATCH)), strict=True)]
+
+
+def assert_same(found, expected):
+    tokens, scores, lengths = found
+    assert np.array_equal(expected.tokens, tokens)
+    assert np.array_equal(expected.lengths, lengths)
+    assert error(expected.scores, scores) <= ROUNDED
+
+
+@pytest.mark.parametrize("name", tiered(OPTIONS, ["beam, rules by row"]))
+def test_sources_find_the_same_in_slots(model, name):
+    options = OPTIONS[name]
+    whole = generate(*model, SRC, max_new_tokens=STEPS, length_limits=LIMITS, **options)
+    for num_slots, rows in ((16, 4), (7, 3), (BATCH, BATCH)):
+        order = RANDOM.permutation(BATCH)
+        assert_same(in_slots([model], options, order, num_slots, rows), whole)
+    assert len(np.unique(whole.lengths[:, 0])) > STEPS // 2
+    assert len(np.unique(whole.tokens[:, 0], axis=0)) > BATCH // 2
+
+
+@pytest.mark.exhaustive
+def test_an_ensemble_and_draws(model):
+    config = model[1]
+    models = [model, (random_params(config, seed=8), config)]
+    limits = {"max_new_tokens": STEPS, "length_limits": LIMITS}
+    whole = generate(*map(list, zip(*models, strict=True)), SRC, **limits)
+    order = RANDOM.permutation(BATCH)
+    assert_same(in_slots(models, {}, order, 16, 4), whole)
+    drawn = {"key": jax.random.split(jax.random.key(4), BATCH), "temperature": 0.8}
+    whole = generate(*model, SRC, **limits, **drawn)
+    assert_same(in_slots([model], drawn, order, 16, 4), whole)
+
+
+@pytest.mark.parametrize("name", tiered(SHAPES, ["windows"]))
+def test_every_kind_of_position_and_decoder_turns_with_the_ring(name):
+    config = small_config(SHAPES[name][0], max_length=40, **SHAPES[name][1])
+    # In float64: the ring changes the order of sums, which large scores show in float32.
+    with jax.enable_x64(True):
+        model = random_params(config, seed=3, dtype=np.float64), config
+        for options in ({}, {"beam_size": 2}):
+            whole = generate(*model, SRC, max_new_tokens=STEPS, length_limits=LIMITS, **options)
+            for cache in ("split_heads", "joined_heads"):
+                given = np.arange(BATCH), 8, 2, STEPS, SearchExecution(cache=cache)
+                assert_same(in_slots([model], options, *given), whole)
+            assert len(np.unique(whole.lengths[:, 0])) > STEPS // 2
+
+
+def test_a_source_that_fails_is_named_and_the_others_go_on():
+    own = {"token_embeddings": "separate", "output_projection": "linear"}
+    config = small_config("vaswani2017", **own)
+    params = random_params(config)
+    table = np.array(params["source_embedding"]["embedding"])
+    table[35] = np.nan
+    broken = params | {"source_embedding": {"embedding": table}}
+    selection = make_selection(GenerationConfig(9), config, SRC[:2].astype(np.int32))
+    groups = []
+    for first in range(0, 12, 2):
+        src = np.full((2, 9), 5 + first, np.int32)
+        src[0, 3] = 35 if first == 4 else 6
+        groups.append(Group([first, first + 1], src, selection))
+    found = search_in_slots((broken,), (config,), groups, 4, 9, 9, 1, EXECUTION)
+    failed = {member: failed_at for member, _, failed_at in found}
+    assert sorted(failed) == list(range(12))
+    assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
