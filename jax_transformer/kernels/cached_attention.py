@@ -53,9 +53,9 @@ class StepPosition(NamedTuple):
     column: Int[Array, ""]
     rows: Int[Array, " B"]
 
-    def distances(self, length: int) -> Int[Array, " L"]:
-        """Return how many positions each of L columns lies before this one, in every row."""
-        return (self.column - jnp.arange(length)) % length
+    def distances(self, slots: int, hypotheses: int) -> Int[Array, " slots"]:
+        """Return how many positions each slot of the cache lies before this one, in every row."""
+        return (self.column - jnp.arange(slots) // hypotheses) % (slots // hypotheses)
 
 
 class MergedCache(NamedTuple):

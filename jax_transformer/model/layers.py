@@ -234,7 +234,7 @@ def slot_bias(
     if is_symbolic_dim(furthest):  # from this distance on, all share a bucket
         furthest = bias.config.relative_attention_max_distance
     by_distance = bias.by_distance(np.arange(-furthest, 1))
-    row = furthest - jnp.repeat(position.distances(slots // hypotheses), hypotheses)
+    row = furthest - position.distances(slots, hypotheses)
     return by_distance[jnp.clip(row, 0, furthest)].T[None, :, None]
 
 

@@ -95,8 +95,7 @@ def of_step(
 ) -> list[tuple[Bool[Array, "B 1 N slots"], Rotation | None]]:
     """Return what `of_layers` does, for the decoder at one position."""
     hypotheses, slots = tgt_mask.shape[2:]
-    length = slots // hypotheses
-    distance = jnp.repeat(position.distances(length), hypotheses)
+    length, distance = slots // hypotheses, position.distances(slots, hypotheses)
     windows = [config.window_of("decoder", layer) for layer in range(config.num_decoder_layers)]
     own = {
         window: (
