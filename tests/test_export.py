@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from jax_transformer import generate
+from jax_transformer.decoding import slots
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import evaluation_step, init_state, train_step
-from jax_transformer.translation import translate as text_search
 from jax_transformer.translation.translate import translate
 from tests.models import random_params, random_tokens, small_config, tiny_model
 from tests.tiers import tiered
@@ -82,18 +82,18 @@ def translation():
     class Found(Exception):
         pass
 
-    def keep(*arguments, execution, **options):
-        found.append((arguments, options))
+    def keep(*arguments):
+        found.append(arguments)
         raise Found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_search, "generate", keep)
+        patch.setattr(slots, "search", keep)
         with pytest.raises(Found):
             list(translate(tiny_model(LINES, 30), LINES, beam_size=2))
-    (((params, configs, src, generation), options),) = found
+    ((params, configs, src, *given, _),) = found
 
     def program(execution, params, src):
-        return generate(params, configs, src, generation, execution=execution, **options)
+        return slots.search(params, configs, src, *given, execution)
 
     return program, (params, src)
 

@@ -67,6 +67,7 @@ DESCRIBED = {
     "t5_v1_1": (0.1, {*SITES}),
     "mt5": (0.1, {*SITES}),
     "umt5": (0.1, {*SITES}),
+    "modern": (0.1, {SOURCE, TARGET, *RESIDUALS}),
     "t5gemma": (0.0, set()),
     "t5gemma2": (0.0, set()),
 }
