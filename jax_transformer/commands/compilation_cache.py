@@ -17,7 +17,8 @@ def keep_compilations() -> None:
     """Keep what XLA compiles in the user's cache folder or JAX's; a line on stderr says if not."""
     fault = None
     # A search in slots is several programs, some of which take less than JAX's least of a second.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    least = min(jax.config.jax_persistent_cache_min_compile_time_secs, 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
     if jax.config.jax_compilation_cache_dir is None:
         folder = user_cache()
         fault = "there is no home folder; set XDG_CACHE_HOME" if folder is None else _fault(folder)
