@@ -35,7 +35,7 @@ def main(
         sizes: Numbers of lines.
         beam: Hypotheses that beam search keeps.
     """
-    advance, lines = slots._advance, read_lines(source)
+    advance, search, lines = slots._advance, slots.search, read_lines(source)
     done: dict[str, int] = {}
 
     def counted(*arguments: Any) -> Any:
@@ -46,22 +46,29 @@ def main(
         done["rows"] = done.get("rows", 0) + rows * steps
         return found
 
+    def counted_search(*arguments: Any) -> Any:
+        found = search(*arguments)  # greedy: its longest target is its number of steps
+        rows, steps = len(found[1]), int(found[0].lengths.max())
+        done["rows"] = done.get("rows", 0) + rows * steps
+        return found
+
     table = Table("lines", "rows times steps", "needed", "ratio", "programs", "processor seconds")
     for size in sizes:
         jax.clear_caches()
         translator = Translator(model)
         texts = list(np.resize(lines, size))
-        before = [slots._enter._cache_size(), advance._cache_size()]
+        programs = slots._enter, advance, search
+        before = sum(each._cache_size() for each in programs)
         for _ in range(2):
             done.clear()
             started = time.process_time()
-            with mock.patch.object(slots, "_advance", counted):
+            with mock.patch.multiple(slots, _advance=counted, search=counted_search):
                 results = list(translator(texts, beam_size=beam))
             seconds = time.process_time() - started
-        programs = slots._enter._cache_size() + advance._cache_size() - sum(before)
+        compiled = sum(each._cache_size() for each in programs) - before
         needed = sum(len(result.tokens) for result in results)
         cells = f"{done['rows']:,}", f"{needed:,}", f"{done['rows'] / needed:.3f}"
-        table.add_row(f"{size:,}", *cells, str(programs), f"{seconds:.1f}")
+        table.add_row(f"{size:,}", *cells, str(compiled), f"{seconds:.1f}")
     Console().print(table, f"{processor()}, beam {beam}")
 
 

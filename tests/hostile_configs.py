@@ -177,9 +177,7 @@ def _recorded(folder: Path) -> Iterator[Door]:
 def _families(folder: Path) -> Iterator[Door]:
     for name, family in FAMILIES.items():
         others = {"token_embeddings": "separate"} if name == "IndicTrans" else {}
-        if (
-            name == "t5gemma2"
-        ):  # of a single layer, the list in config.json is that of the usual six
+        if name == "t5gemma2":  # the list of a single layer is that of the usual six
             others = {"sliding_window_pattern": 6}
         config = small_config(family.preset, **LAYERS, **others)
         home, params = folder / name, random_params(config)

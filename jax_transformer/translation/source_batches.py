@@ -47,9 +47,9 @@ class LineOptions:
             translated by itself, and what stands between the sentences stays (the extra
             [sentences]). The score of a line is the sum of its sentences'. Without it, a line is
             translated as it is.
-        max_tokens: Most tokens, padding included (lines times hypotheses times length), that a
-            device translates at a time, if these are several lines: a higher number needs more
-            memory and fewer steps.
+        max_tokens: Most tokens, padding included (lines times hypotheses times the lengths of
+            source and target), that a device translates at a time, if these are several lines: a
+            higher number needs more memory and fewer steps.
         window: Most lines that are read, sorted by length and translated together: a higher number
             needs more memory and waits less. The first window has 64 lines, for an early start,
             and each one has 16 times as many as the one before, up to this number.
@@ -124,9 +124,7 @@ class Pool(NamedTuple):
     group: int
 
 
-def usual_target_length(
-    source_length: int | Integer[np.ndarray, " rows"],
-) -> int | Integer[np.ndarray, " rows"]:
+def usual_target_length(source_length: int) -> int:
     """Return the number of tokens that few translations of a source exceed."""
     return 2 * source_length + 10
 
