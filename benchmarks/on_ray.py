@@ -10,13 +10,11 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -37,7 +35,6 @@ from tests.examples.processes import (
 )
 
 LONGEST_WAIT = 60  # seconds for an answer; a request that takes longer hangs
-METRICS_PERIOD = 12  # seconds after which Ray's metrics have what was counted
 
 
 def timed(command: list[str], kill_after: float | None = None) -> float:
@@ -163,21 +160,6 @@ async def load_and_kill(
     return await running, killed
 
 
-def batch_counts() -> tuple[int, int]:
-    """Return how many batches the replicas have formed, and of how many lines, by Ray's metrics."""
-    import ray
-
-    time.sleep(METRICS_PERIOD)
-    (node,) = ray.nodes()
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with urllib.request.urlopen(address, timeout=10) as answer:
-        metrics = answer.read().decode()
-    return tuple(
-        round(sum(map(float, re.findall(rf"(?m)^ray_serve_{name}{{.*}} (\S+)$", metrics))))
-        for name in ("actual_batch_size_count", "actual_batch_size_sum")
-    )
-
-
 def report(console: Console, found: Load) -> None:
     """Print what clients saw."""
     ordered = sorted(found.seconds)
@@ -234,15 +216,11 @@ def serve(
             f"{replicas} replicas ready after {time.monotonic() - begun:.0f} s, {programs} programs"
         )
         url = f"http://127.0.0.1:{port}"
-        batches, rows = batch_counts()
         found = asyncio.run(load(url, expected, clients, seconds))
         report(console, found)
-        late_batches, late_rows = batch_counts()
-        console.print(
-            f"{len(found.seconds) / seconds:.0f} answers a second; {late_batches - batches:,} "
-            f"batches, {(late_rows - rows) / max(1, late_batches - batches):.1f} lines each; "
-            f"{len(list((folder / 'programs').iterdir())) - programs} programs compiled under load"
-        )
+        compiled = len(list((folder / "programs").iterdir())) - programs
+        rate = len(found.seconds) / seconds
+        console.print(f"{rate:.0f} answers a second; {compiled} programs compiled under load")
         found, killed = asyncio.run(load_and_kill(url, expected, clients, seconds))
         report(console, found)
         after = min(moment for moment in found.moments if moment > killed)

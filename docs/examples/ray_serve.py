@@ -3,13 +3,14 @@
     serve run ray_serve:app model=runs/0 source=en target=de
 
 `source` and `target` are the codes that clients name, with commas between them. For a model with
-language codes of its own, `en=eng_Latn,de=deu_Latn` says which are meant. Requests of different
-clients share batches; in float32 that changes no answer.
+language codes of its own, `en=eng_Latn,de=deu_Latn` says which are meant. Lines of all clients
+enter one search that runs; in float32 that changes no answer.
 """
 
 import asyncio
 import json
 import os
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -18,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from jax_transformer import InputError, Translator
 from jax_transformer.commands.compilation_cache import keep_compilations
-from jax_transformer.text.text_files import is_blank
+from jax_transformer.translation.executor import TranslationExecutor
 
 try:
     import click
@@ -30,9 +31,7 @@ except ModuleNotFoundError as error:
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports to its makers otherwise
 
-# Lines of a batch, which is filled up to one of these numbers: few programs are then compiled. A
-# Translator translates at most 64 lines at once.
-ROWS = (1, 4, 16, 64)
+MOST_REQUESTS = 256  # at a replica at a time
 MOST_LINES, MOST_CHARACTERS = 128, 5_000  # of a request
 MOST_BYTES = 2**17  # of a request: a character may be escaped in 12 bytes
 
@@ -47,12 +46,11 @@ class RequestError(Exception):
         self.status, self.reason = status, reason
 
 
-class Options(NamedTuple):
-    """Options of the Translator: lines with the same ones are translated together."""
+class Languages(NamedTuple):
+    """Those of the Translator: lines of the same languages are translated in one search."""
 
     source_lang: str | None
     target_lang: str | None
-    num_hypotheses: int
 
 
 class Query(NamedTuple):
@@ -61,20 +59,15 @@ class Query(NamedTuple):
     texts: list[str]
     is_list: bool
     alternatives: int
-    options: Options
+    languages: Languages
 
     def lines(self) -> list[str]:
         """Return the lines of all texts; each line is translated alone."""
         return [line.removesuffix("\r") for text in self.texts for line in text.split("\n")]
 
 
-def read_query(
-    content_type: str, body: bytes, sources: Codes, targets: Codes, beam_size: int
-) -> Query:
+def read_query(content_type: str, body: bytes, sources: Codes, targets: Codes) -> Query:
     """Return the query of a request to /translate, in JSON or as a form.
-
-    Args:
-        beam_size: Hypotheses of a line that are there as alternatives, the best one included.
 
     Raises:
         RequestError: The request is not such a query, or is too long.
@@ -105,8 +98,8 @@ def read_query(
     alternatives = str(fields.get("alternatives", 0))
     if not (alternatives.isascii() and alternatives.isdigit() and len(alternatives) < 9):
         raise RequestError(400, "alternatives must be a whole number")
-    options = Options(source, target, beam_size if int(alternatives) else 1)
-    query = Query(texts, isinstance(fields["q"], list), int(alternatives), options)
+    languages = Languages(source, target)
+    query = Query(texts, isinstance(fields["q"], list), int(alternatives), languages)
     if len(query.lines()) > MOST_LINES:
         raise RequestError(400, f"q has more than {MOST_LINES} lines")
     return query
@@ -142,7 +135,7 @@ def read_codes(argument: str, translator: Translator) -> Codes:
     return {name: code or (name if has_codes else None) for name, _, code in entries}
 
 
-@serve.deployment(max_ongoing_requests=4 * ROWS[-1], max_queued_requests=4 * ROWS[-1])
+@serve.deployment(max_ongoing_requests=MOST_REQUESTS, max_queued_requests=MOST_REQUESTS)
 class LibreTranslate:
     """A replica: it holds the model and answers requests."""
 
@@ -151,7 +144,7 @@ class LibreTranslate:
         self.translator = Translator(model)
         self.sources = read_codes(source, self.translator)
         self.targets = read_codes(target, self.translator)
-        self.beam_size = self.translator.model.generation.get("beam_size", 1)
+        self.executors: dict[Languages, TranslationExecutor] = {}
         self._warm_up()
 
     async def __call__(self, request: Request) -> JSONResponse:
@@ -166,13 +159,15 @@ class LibreTranslate:
         match request.method, request.scope["path"].removeprefix(prefix):
             case "POST", "/translate":
                 content = request.headers.get("content-type", ""), await _read(request)
-                query = read_query(*content, self.sources, self.targets, self.beam_size)
-                items = [(line, query.options) for line in query.lines()]
-                translated = await asyncio.gather(*map(self.translate, items))
+                query = read_query(*content, self.sources, self.targets)
+                lines = [self.translate(line, query.languages) for line in query.lines()]
+                translated = await asyncio.gather(*lines, return_exceptions=True)
                 for number, hypotheses in enumerate(translated, start=1):
                     if isinstance(hypotheses, InputError):
-                        fault = str(hypotheses).removeprefix("line 1 ")
+                        fault = re.sub(r"^line \d+ ", "", str(hypotheses))
                         raise RequestError(400, f"line {number} of q {fault}")
+                    if isinstance(hypotheses, BaseException):
+                        raise hypotheses
                 return answer(query, translated)
             case "GET", "/languages":
                 targets = list(self.targets)
@@ -185,49 +180,26 @@ class LibreTranslate:
                 raise RequestError(400, "this server detects no language; name the source")
         raise RequestError(404, "there are POST /translate and GET /languages")
 
-    @serve.batch(max_batch_size=ROWS[-1])
-    async def translate(self, items: list[tuple[str, Options]]) -> list[list[str] | InputError]:
-        """Return the hypotheses of lines of any requests; while they are made, others queue."""
-        results: list[list[str] | InputError] = [[]] * len(items)
-        for options in {options for _, options in items}:
-            members = [index for index, item in enumerate(items) if item[1] == options]
-            lines = [items[index][0] for index in members]
-            translated = await asyncio.to_thread(self.translate_lines, lines, options)
-            for index, result in zip(members, translated, strict=True):
-                results[index] = result
-        return results
+    async def translate(self, line: str, languages: Languages) -> list[str]:
+        """Return the hypotheses of a line, as many as the beam size."""
+        future = self.executor(languages).submit(line)
+        return [other.text for other in (await asyncio.wrap_future(future)).hypotheses]
 
-    def translate_lines(self, lines: list[str], options: Options) -> list[list[str] | InputError]:
-        """Return the hypotheses of each line, or why it has none."""
-        rows = next(rows for rows in ROWS if rows >= len(lines))
-        # The longest line takes the place of what is blank.
-        longest = max(lines, key=lambda line: 0 if is_blank(line) else len(line.strip()))
-        filled = [longest if is_blank(line) else line for line in lines]
-        filled += [longest] * (rows - len(lines))
-        try:
-            results = list(self.translator(filled, **options._asdict()))
-        except InputError as error:  # of one line; none was translated
-            if len(lines) == 1:
-                return [error]
-            half = len(lines) // 2
-            halves = lines[:half], lines[half:]
-            return [result for part in halves for result in self.translate_lines(part, options)]
-        return [
-            ["" if is_blank(line) else other.text for other in result.hypotheses]
-            for line, result in zip(lines, results, strict=False)
-        ]
+    def executor(self, languages: Languages) -> TranslationExecutor:
+        """Return the executor of languages, which is kept."""
+        if languages not in self.executors:
+            beam_size = self.translator.model.generation.get("beam_size", 1)
+            options = {"num_hypotheses": beam_size, **languages._asdict()}
+            self.executors[languages] = self.translator.executor(**options)
+        return self.executors[languages]
 
     def _warm_up(self) -> None:
-        """Compile what batches need: their lengths are powers of two."""
-        languages = next(iter(self.sources.values())), next(iter(self.targets.values()))
-        for hypotheses in {1, self.beam_size}:
-            options = Options(*languages, hypotheses)
-            for line in self._lines_of_each_length(options):
-                for rows in ROWS:
-                    self.translate_lines([line] * rows, options)
+        """Compile what lines of all lengths need: their lengths are powers of two."""
+        languages = Languages(next(iter(self.sources.values())), next(iter(self.targets.values())))
+        for line in self._lines_of_each_length(languages):
+            self.executor(languages).submit(line).result()
 
-    def _lines_of_each_length(self, options: Options) -> list[str]:
-        languages = options.source_lang, options.target_lang
+    def _lines_of_each_length(self, languages: Languages) -> list[str]:
         model = self.translator.model.with_languages(*languages, self.translator.name)
         longest = {}
         for words in range(1, model.config.max_length + 1):

@@ -51,7 +51,7 @@ def search(
         jax.lax.optimization_barrier(arrange_for_steps(tree, config, execution, num_rows))
         for tree, config in zip(params, configs, strict=True)
     )
-    state = take_steps(arranged, configs, state, selection, 0, execution)
+    state = take_steps(arranged, configs, state, selection, (0, target_length), execution)
     return best_hypotheses(state, selection), state.failed_at
 
 
@@ -92,13 +92,14 @@ def take_steps(
     configs: tuple[TransformerConfig, ...],
     state: State,
     selection: Selection,
-    most_running: int | Int32[Array, ""],
+    bounds: tuple[int | Int32[Array, ""], int | Int32[Array, ""]],
     execution: SearchExecution,
 ) -> State:
-    """Return the state in which the targets of at most `most_running` sources have not ended.
+    """Return the state after some steps.
 
     Args:
         params: Of each model, from `arrange_for_steps`.
+        bounds: The steps end when at most so many sources have not ended, or after so many steps.
     """
     if state.scores.shape[1] == 1:
         extend = partial(extend_by_token, pad_id=configs[0].pad_id)
@@ -107,10 +108,17 @@ def take_steps(
     models = list(zip(params, configs, strict=True))
     given = {"selection": selection, "models": models, "extend": extend, "execution": execution}
 
-    def goes_on(state: State) -> Bool[Array, ""]:
-        return jnp.sum(~state.ended) > most_running
+    most_running, most_steps = bounds
 
-    return jax.lax.while_loop(goes_on, partial(take_step, **given), state)
+    def goes_on(carry: tuple[State, Int32[Array, ""]]) -> Bool[Array, ""]:
+        state, steps = carry
+        return (jnp.sum(~state.ended) > most_running) & (steps < most_steps)
+
+    def extended(carry: tuple[State, Int32[Array, ""]]) -> tuple[State, Int32[Array, ""]]:
+        state, steps = carry
+        return take_step(state, **given), steps + 1
+
+    return jax.lax.while_loop(goes_on, extended, (state, jnp.int32(0)))[0]
 
 
 def take_step(

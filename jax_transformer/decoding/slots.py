@@ -22,6 +22,8 @@ from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps
 from jax_transformer.model.transformer import Params
 
+NO_LIMIT = 2**31 - 1
+
 
 class Slots(NamedTuple):
     """A search whose sources began at different steps, and what each has of its own."""
@@ -56,16 +58,51 @@ class Ended(NamedTuple):
     failed_at: int
 
 
-def search_in_slots(
+class Running(NamedTuple):
+    """A search in slots between two calls of `advance`; `empty_slots` makes it.
+
+    Attributes:
+        params: Parameters of each model.
+        configs: Config of each model.
+        source_length: Length S of the memory in a slot, at least that of each group.
+        target_length: Number L of positions of a slot, at least the limit of each source.
+        beam_size: Number N of hypotheses of a source.
+        execution: How the models are executed.
+        owners: The member in each of the C slots, or -1.
+        entered: The group that entered last, encoded; None before the first one.
+        arranged: The parameters as the steps read them.
+        slots: What the slots hold.
+        selection: How tokens are selected; what is common to the groups.
+    """
+
+    params: tuple[Params, ...]
+    configs: tuple[TransformerConfig, ...]
+    source_length: int
+    target_length: int
+    beam_size: int
+    execution: SearchExecution
+    owners: Int32[np.ndarray, " C"]
+    entered: Slots | None = None
+    arranged: tuple[Params, ...] = ()
+    slots: Slots | None = None
+    selection: Selection | None = None
+
+
+def empty_slots(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
-    groups: Iterable[Group],
     num_slots: int,
     source_length: int,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
-) -> Iterator[Ended]:
+) -> Running:
+    """Return a search in C slots in which nothing runs; the arguments are those of `Running`."""
+    sizes = source_length, target_length, beam_size, execution
+    return Running(params, configs, *sizes, np.full(num_slots, -1, np.int32))
+
+
+def search_in_slots(running: Running, groups: Iterable[Group]) -> Iterator[Ended]:
     """Yield the result of each source as soon as its slot is free for another.
 
     A single group that fills all slots is one search, as that of `generate`.
@@ -74,35 +111,65 @@ def search_in_slots(
     entered, so sums over them are in another order, and scores may differ in their last bits.
 
     Args:
+        running: From `empty_slots`.
         groups: One is read ahead; each has the same number of rows.
-        num_slots: Number C of slots, at least the rows of a group.
-        source_length: Length S of the memory in a slot, at least that of each group.
-        target_length: Number L of positions of a slot, at least the limit of each source.
     """
-    sizes = target_length, beam_size, execution, source_length
-    slots, owners = None, np.full(num_slots, -1)
+    num_slots = len(running.owners)
     for group, following in pairwise(chain(groups, (None,))):
-        if slots is None and following is None and len(group.src) == num_slots:
-            given = group.src, None, None, group.selection, *sizes[:-1]
-            yield from _ended(group.members, *jax.device_get(search(params, configs, *given)))
+        if running.slots is None and following is None and len(group.src) == num_slots:
+            sizes = running.target_length, running.beam_size, running.execution
+            given = running.configs, group.src, None, None, group.selection, *sizes
+            yield from _ended(group.members, *jax.device_get(search(running.params, *given)))
             return
-        new = _enter(params, configs, group.src, group.selection, *sizes)
-        if slots is None:
-            slots, selection = _empty(new, num_slots), group.selection
-            arranged = tuple(
-                _arrange(tree, config, execution, num_slots * beam_size)
-                for tree, config in zip(params, configs, strict=True)
-            )
-        places = np.full(len(group.src), num_slots, np.int32)  # what is outside is not written
-        places[: len(group.members)] = np.flatnonzero(owners < 0)[: len(group.members)]
-        owners[places[: len(group.members)]] = group.members
         room = num_slots if following is None else len(following.members)
-        most_running = np.int32(num_slots - room)
-        given = configs, slots, new, places, selection, most_running, execution
-        slots, *found = _advance(arranged, *given)
-        ended, hypotheses, failed_at = jax.device_get(found)
-        members, owners = np.where(ended, owners, -1), np.where(ended, -1, owners)
-        yield from _ended(members.tolist(), hypotheses, failed_at)
+        running, ended = advance(running, group, room)
+        yield from ended
+
+
+def advance(
+    running: Running, group: Group | None, room: int, most_steps: int = NO_LIMIT
+) -> tuple[Running, list[Ended]]:
+    """Let a group enter, take steps, and return the search and which sources have ended.
+
+    Args:
+        running: Its buffers are used again: it cannot be advanced a second time.
+        group: As many members as there are free slots, at most; None is no group.
+        room: The steps end when so many slots are free,
+        most_steps: or after so many steps.
+    """
+    owners = running.owners.copy()
+    if group is not None:
+        running = _with_group(running, group)
+        free = np.flatnonzero(owners < 0)[: len(group.members)]
+        owners[free] = group.members
+    elif running.slots is None:
+        return running, []
+    places = np.full(len(running.entered.state.ended), len(owners), np.int32)
+    if group is not None:  # what is outside is not written
+        places[: len(free)] = free
+    bounds = np.int32(len(owners) - room), np.int32(most_steps)
+    given = running.slots, running.entered, places, running.selection, *bounds
+    slots, *found = _advance(running.arranged, running.configs, *given, running.execution)
+    ended, hypotheses, failed_at = jax.device_get(found)
+    members = np.where(ended, owners, -1)
+    running = running._replace(slots=slots, owners=np.where(ended, -1, owners))
+    return running, [*_ended(members.tolist(), hypotheses, failed_at)]
+
+
+def _with_group(running: Running, group: Group) -> Running:
+    """Return a search with the group encoded, and with slots."""
+    params, configs, *sizes, owners = running[:7]
+    given = params, configs, group.src, group.selection, *sizes
+    running = running._replace(entered=_enter(*given))
+    if running.slots is not None:
+        return running
+    rows = len(owners) * running.beam_size
+    arranged = tuple(
+        _arrange(tree, config, running.execution, rows)
+        for tree, config in zip(params, configs, strict=True)
+    )
+    slots = _empty(running.entered, len(owners))
+    return running._replace(arranged=arranged, slots=slots, selection=group.selection)
 
 
 def _ended(
@@ -124,17 +191,17 @@ def _arrange(
 
 @partial(
     jax.jit,
-    static_argnames=("configs", "target_length", "beam_size", "execution", "source_length"),
+    static_argnames=("configs", "source_length", "target_length", "beam_size", "execution"),
 )
 def _enter(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "G S"],
     selection: Selection,
+    source_length: int,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
-    source_length: int,
 ) -> Slots:
     """Return a group before its first token."""
     sizes = target_length, beam_size, execution, source_length
@@ -163,9 +230,10 @@ def _advance(
     places: Int32[Array, " G"],
     selection: Selection,
     most_running: Int32[Array, ""],
+    most_steps: Int32[Array, ""],
     execution: SearchExecution,
 ) -> tuple[Slots, Bool[Array, " C"], Hypotheses, Int32[Array, " C"]]:
-    """Put a group into its places, and take steps until at most some slots run.
+    """Put a group into its places, and take steps until at most some slots run, or so many.
 
     Returns:
         The slots, which of them have ended, what they found, and where they failed.
@@ -180,6 +248,7 @@ def _advance(
         for cache in state.caches
     )
     state, selection = state._replace(caches=caches), selection.with_rows(rows)
-    state = take_steps(params, configs, state, selection, most_running, execution)
+    bounds = most_running, most_steps
+    state = take_steps(params, configs, state, selection, bounds, execution)
     found = best_hypotheses(state, selection)
     return Slots(state, rows), state.ended, found, state.failed_at

@@ -8,7 +8,7 @@ import dataclasses
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple, no_type_check
 
@@ -211,29 +211,41 @@ def source_pools(
     members: dict[int, list[int]] = {}
     order = sorted(filter(lengths.__getitem__, range(len(lengths))), key=lambda n: -lengths[n])
     for index in order:
-        longest = SHORTEST_SLOT
-        while longest < lengths[order[0] if is_last else index]:
-            longest *= SLOT_GROWTH
-        members.setdefault(min(longest, config.max_length), []).append(index)
+        length = slot_length(lengths[order[0] if is_last else index], config)
+        members.setdefault(length, []).append(index)
     # Longest first: a pool that does not fit into memory fails before any other is translated.
     for length, own in members.items():
-        limit = target_length(length)
-        counted = 2 * max(length, (limit - usual_target_length(0)) // 2)
-        slots = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
-        group = max(SMALLEST_GROUP, slots // SLOTS_PER_SOURCE)
-        group = min(slots, -(-group // shards) * shards)
+        pool = empty_pool(length, target_length(length), most_tokens, shards)._replace(members=own)
+        slots = pool.num_slots
         if len(own) < min(slots, max(map(len, members.values()))):
             continue
         fewer = -(-_power_of_two(len(own)) // shards) * shards
         if is_last and len(own) <= slots:  # one group
-            group = slots
+            pool = pool._replace(group=slots)
         elif fewer < slots:
-            slots = group = fewer
-        yield Pool(own, length, limit, slots, group)
+            pool = pool._replace(num_slots=fewer, group=fewer)
+        yield pool
+
+
+def slot_length(source_length: int, config: TransformerConfig) -> int:
+    """Return the length of the memory in the slot of a source: one of few lengths."""
+    length = SHORTEST_SLOT
+    while length < source_length:
+        length *= SLOT_GROWTH
+    return min(length, config.max_length)
+
+
+def empty_pool(source_length: int, target_length: int, most_tokens: int, shards: int) -> Pool:
+    """Return a pool of as many slots as the tokens allow; the arguments are as above."""
+    counted = 2 * max(source_length, (target_length - usual_target_length(0)) // 2)
+    slots = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
+    group = max(SMALLEST_GROUP, slots // SLOTS_PER_SOURCE)
+    group = min(slots, -(-group // shards) * shards)
+    return Pool([], source_length, target_length, slots, group)
 
 
 def grouped(
-    pool: Pool, sources: Sequence[list[int]], config: TransformerConfig
+    pool: Pool, sources: Sequence[list[int]] | Mapping[int, list[int]], config: TransformerConfig
 ) -> Iterator[tuple[list[int], Integer[np.ndarray, "group length"]]]:
     """Yield the numbers of the sources of each group, and their ids, padded at the right.
 
@@ -241,7 +253,8 @@ def grouped(
     """
     for start in range(0, len(pool.members), pool.group):
         members = pool.members[start : start + pool.group]
-        length = min(padded_length(len(sources[members[0]]), config), pool.source_length)
+        longest = max(len(sources[index]) for index in members)
+        length = min(padded_length(longest, config), pool.source_length)
         # 64 bits: the search then refuses an id that 32 bits would wrap around.
         src = np.full((pool.group, length), config.pad_id, np.int64)
         for row, index in zip(src, members + members[:1] * pool.group, strict=False):

@@ -1,7 +1,7 @@
 """Translation of lines: what all batches of a call share, and a stream of lines by windows."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.hypotheses import make_selection
 from jax_transformer.decoding.sampling import check_sampling
-from jax_transformer.decoding.slots import Group, search_in_slots
+from jax_transformer.decoding.slots import Ended, Group, Running, empty_slots, search_in_slots
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
@@ -138,42 +138,34 @@ class TextSearch:
             sources: Ids of each source of a window.
             places: Where each one stands.
         """
-        tokenizer, generation = self.models[0].tokenizer, self.generation
+        with jax.set_mesh(self.mesh):
+            groups = self.groups(pool, sources, places)
+            for ended in search_in_slots(self.empty_slots(pool), groups):
+                member, (_, _, lengths), _ = ended
+                if lengths.max() == pool.target_length < self.limit(len(sources[member])):
+                    yield member, None
+                else:
+                    yield member, self.found(ended, places[member])
+
+    def empty_slots(self, pool: Pool) -> Running:
+        """Return a search in the slots of a pool, in which nothing runs."""
+        configs, params, *_ = zip(*self.models, strict=True)
+        sizes = pool.num_slots, pool.source_length, pool.target_length, self.generation.beam_size
+        return empty_slots(params, configs, *sizes, self.suited_execution())
+
+    def groups(
+        self,
+        pool: Pool,
+        sources: Sequence[list[int]] | Mapping[int, list[int]],
+        places: Sequence[Place] | Mapping[int, Place],
+    ) -> Iterator[Group]:
+        """Yield the groups of a pool, with what each source has of its own."""
+        config, generation = self.models[0].config, self.generation
         options = {"max_new_tokens": pool.target_length}
         if pool.target_length < self.limit(pool.source_length):
             # A target of an attempt that has not ended is then among those that are returned.
             options["num_hypotheses"] = generation.beam_size
         options = dataclasses.replace(generation, **options)
-        configs, params, *_ = zip(*self.models, strict=True)
-        sizes = pool.num_slots, pool.source_length, pool.target_length, generation.beam_size
-        groups = self._groups(options, pool, sources, places)
-        with jax.set_mesh(self.mesh):
-            found = search_in_slots(params, configs, groups, *sizes, self.suited_execution())
-            for member, (tokens, scores, lengths), failed_at in found:
-                if failed_at >= 0:
-                    raise NonFiniteError(str(places[member]), member, failed_at)
-                if lengths.max() == pool.target_length < self.limit(len(sources[member])):
-                    yield member, None
-                    continue
-                hypotheses = [
-                    Translation(tokenizer.decode(ids[:length]), float(score), ids[:length])
-                    for ids, score, length in zip(tokens, scores, lengths, strict=True)
-                ]
-                yield member, hypotheses[: generation.num_hypotheses]
-
-    def _groups(
-        self,
-        options: GenerationConfig,
-        pool: Pool,
-        sources: Sequence[list[int]],
-        places: Sequence[Place],
-    ) -> Iterator[Group]:
-        """Yield the groups of a pool, with what each source has of its own."""
-        config = self.models[0].config
-        for each in self.models:
-            check_generates(each.config)
-            check_params(each.params, each.config)
-            options.check_model(each.config)
         for members, src in grouped(pool, sources, config):
             check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
             rows = np.resize(members, len(src))  # any for the rows that are left
@@ -185,6 +177,21 @@ class TextSearch:
             src = src.astype(np.int32)
             selection = make_selection(options, config, src, None, np.array(limits), keys)
             yield Group(members, src, selection)
+
+    def found(self, ended: Ended, where: Place) -> list[Translation]:
+        """Return the translations of a source that has ended.
+
+        Raises:
+            NonFiniteError: Its logits are NaN or infinite.
+        """
+        member, hypotheses, failed_at = ended
+        if failed_at >= 0:
+            raise NonFiniteError(str(where), member, failed_at)
+        decode = self.models[0].tokenizer.decode
+        return [
+            Translation(decode(ids[:length]), float(score), ids[:length])
+            for ids, score, length in zip(*hypotheses, strict=True)
+        ][: self.generation.num_hypotheses]
 
 
 def _key_of(key: PRNGKeyArray, place: Integer[Array, "2"]) -> PRNGKeyArray:
@@ -215,7 +222,10 @@ def text_search(
     lines = LineOptions(**{name: options.pop(name) for name in names})
     named = {name: value for name, value in options.items() if value is not None}
     generation = models[0].generation_config(**named)
-    generation.check_model(models[0].config)
+    for each in models:
+        check_generates(each.config)
+        check_params(each.params, each.config)
+        generation.check_model(each.config)
     check_sampling(generation, seed is not None)
     check_split(lines.split_sentences, generation.num_hypotheses)
     check_whole_number("seed", seed or 0, least=0)
@@ -277,7 +287,7 @@ def translate_windows(
     language, generation = search.lines.split_sentences, search.generation
     console = console or Console(quiet=True)
     config, shards = search.models[0].config, row_shards(search.mesh)
-    blank = [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses
+    blank = blank_translations(generation)
     number, cut, kind = 0, [], "lines" if language is None else "sentences"
     most_tokens = search.lines.max_tokens * shards // generation.beam_size
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
@@ -288,7 +298,7 @@ def translate_windows(
             texts, places = _split(window, language)
             lines = [source for parts in texts for source in parts[1::2]]
             lines = ["" if is_blank(line) else prefix + line for line in lines]
-            sources = _encode(search, lines, places, bad_lines, cut)
+            sources = encode_sources(search, lines, places, bad_lines, cut)
             translations = [blank] * len(sources)
             left = len(sources) - sources.count([])
             for is_last in (False, True):
@@ -312,6 +322,11 @@ def translate_windows(
         )
 
 
+def blank_translations(generation: GenerationConfig) -> list[Translation]:
+    """Return the translations of a blank text."""
+    return [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses
+
+
 def _split(window: Window, language: str | None) -> tuple[list[list[str]], list[Place]]:
     """Return the parts of each line, see `split_sentences`, and the places of the sentences."""
     whole = language is None
@@ -332,14 +347,19 @@ def _joined(
         yield [Translation("".join(parts), sum((each.score for each in of_line), 0.0), tokens)]
 
 
-def _encode(
+def encode_sources(
     search: TextSearch,
     lines: Sequence[str],
     places: Sequence[Place],
-    bad_lines: list[int] | None,
-    cut: list[Place],
+    bad_lines: list[int] | None = None,
+    cut: list[Place] | None = None,
 ) -> list[list[int]]:
-    """Return the ids of each source, none for a blank or bad one; `cut` takes the cut ones."""
+    """Return the ids of each source, none for a blank or bad one.
+
+    Args:
+        bad_lines: Takes the numbers of the lines of bad sources; if None, the first is refused.
+        cut: Takes the places of sources that were cut.
+    """
     (config, _, tokenizer, _), sources = search.models[0], []
     *encoded, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
     blank, most = tokenizer.without_padding(blank), config.max_length
@@ -350,7 +370,8 @@ def _encode(
         elif len(ids := tokenizer.without_padding(source)) > most:
             if search.lines.overlong == "cut":
                 ids = tokenizer.without_padding(*tokenizer.encode_source([line], most))
-                cut.append(where)
+                if cut is not None:
+                    cut.append(where)
             else:
                 longer = "" if config.positions == "learned" else "raise max_length, "
                 fault = (

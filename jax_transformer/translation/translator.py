@@ -1,16 +1,13 @@
 """`Translator`: text to text in one call."""
 
-import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Int32
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import SearchExecution
@@ -19,57 +16,16 @@ from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.alignment_plot import Alignment, alignments
+from jax_transformer.translation.executor import TranslationExecutor
 from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.result import TranslationResult
 from jax_transformer.translation.source_batches import check_split, windows
 from jax_transformer.translation.translate import (
     TextSearch,
-    Translation,
     place,
     text_search,
     translate_windows,
 )
-
-
-class TranslationResult(NamedTuple):
-    """The translations of one text; a notebook shows them as a table, and draws the alignment.
-
-    Attributes:
-        hypotheses: `num_hypotheses` translations, best first.
-        alignment: How much the model attended to each source token when it chose each token of the
-            best translation; None where it was not asked for, and for a blank text.
-    """
-
-    hypotheses: list[Translation]
-    alignment: Alignment | None = None
-
-    @property
-    def text(self) -> str:
-        """The best translation; "" for a blank text."""
-        return self.hypotheses[0].text
-
-    @property
-    def score(self) -> float:
-        """Log-probability of the best translation, divided by the length penalty."""
-        return self.hypotheses[0].score
-
-    @property
-    def tokens(self) -> Int32[np.ndarray, " length"]:
-        """Token ids of the best translation, EOS included [length]."""
-        return self.hypotheses[0].tokens
-
-    def __repr__(self) -> str:
-        """Return one line with the best translation, without arrays."""
-        more = f", {len(self.hypotheses)} hypotheses" if len(self.hypotheses) > 1 else ""
-        return f"TranslationResult({self.text!r}, score={self.score:.4g}{more})"
-
-    def _repr_html_(self) -> str:
-        """Return the table of the translations for a notebook, and the picture of the alignment."""
-        rows = "".join(
-            f"<tr><td>{score:.4g}</td><td>{html.escape(text)}</td></tr>"
-            for text, score, _ in self.hypotheses
-        )
-        table = f"<table><tr><th>score</th><th>translation</th></tr>{rows}</table>"
-        return table + (self.alignment._repr_html_() if self.alignment else "")
 
 
 class Translator:
@@ -204,17 +160,51 @@ class Translator:
                 While the iterator runs: a text is too long, or no source of this model (the message
                 names it by its number, from 1).
         """
-        models = [
-            each.with_languages(source_lang, target_lang, self.name)
-            for each in (self.model, *self.ensemble)
-        ]
-        search = text_search(models, self.mesh, self.execution, **options)
+        search = self._search(source_lang, target_lang, options)
         check_split(search.lines.split_sentences, alignments=alignments)
         if not isinstance(text, str | Iterable):
             raise InputError(f"text={shorten(text)} must be a string or an iterable of strings")
         texts = [text] if isinstance(text, str) else text
         results = _results(search, texts, prefix, alignments)
         return next(results) if isinstance(text, str) else results
+
+    def executor(
+        self,
+        *,
+        prefix: str = "",
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+        **options: Any,
+    ) -> TranslationExecutor:
+        """Return an executor, for a server: a text that is submitted enters a search that runs.
+
+            with translator.executor() as executor:
+                future = executor.submit("a text")
+                print(future.result().text)
+
+        Args:
+            prefix: Put before every text.
+            source_lang: Code of the language of the texts; None is what `Translator` has.
+            target_lang: Code of the language of the results; None is what `Translator` has.
+            **options: As for a call, without `split_sentences`; `window` has no effect.
+
+        Raises:
+            TypeError: An option is unknown.
+            InputError: An option is out of range; the model has no such language, or needs one.
+        """
+        search = self._search(source_lang, target_lang, options)
+        if search.lines.split_sentences is not None:
+            raise InputError("split_sentences is for a call; submit each sentence as a text")
+        return TranslationExecutor(search, prefix)
+
+    def _search(
+        self, source_lang: str | None, target_lang: str | None, options: Mapping[str, Any]
+    ) -> TextSearch:
+        models = [
+            each.with_languages(source_lang, target_lang, self.name)
+            for each in (self.model, *self.ensemble)
+        ]
+        return text_search(models, self.mesh, self.execution, **options)
 
 
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:

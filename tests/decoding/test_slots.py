@@ -7,7 +7,7 @@ import pytest
 from jax_transformer import generate
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import make_selection
-from jax_transformer.decoding.slots import Group, search_in_slots
+from jax_transformer.decoding.slots import Group, empty_slots, search_in_slots
 from jax_transformer.kernels.execution import SearchExecution
 from tests.models import random_params, small_config
 from tests.parity.ladder import ROUNDED, error
@@ -68,9 +68,8 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
 
     sizes = num_slots, source_length, longest, options.get("beam_size", 1)
     found = {}
-    for member, hypotheses, failed_at in search_in_slots(
-        params, configs, groups(), *sizes, execution
-    ):
+    running = empty_slots(params, configs, *sizes, execution)
+    for member, hypotheses, failed_at in search_in_slots(running, groups()):
         assert member not in found
         assert failed_at == -1
         found[member] = hypotheses
@@ -135,7 +134,8 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
         src = np.full((2, 9), 5 + first, np.int32)
         src[0, 3] = 35 if first == 4 else 6
         groups.append(Group([first, first + 1], src, selection))
-    found = search_in_slots((broken,), (config,), groups, 4, 9, 9, 1, EXECUTION)
+    running = empty_slots((broken,), (config,), 4, 9, 9, 1, EXECUTION)
+    found = search_in_slots(running, groups)
     failed = {member: failed_at for member, _, failed_at in found}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}

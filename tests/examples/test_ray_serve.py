@@ -27,7 +27,7 @@ from tests.models import tiny_model
 pytest.importorskip("ray.serve")
 sys.path.insert(0, str(EXAMPLES))
 import ray_serve
-from ray_serve import Options, RequestError, answer, read_query
+from ray_serve import Languages, RequestError, answer, read_query
 from starlette.requests import Request
 
 CODES = {"en": None}, {"de": None, "fr": None}
@@ -56,15 +56,11 @@ def expected(model):
 def replica(model):
     """A replica without Ray: what it does to lines and to requests."""
     served = object.__new__(ray_serve.LibreTranslate.func_or_class)
-    served.translator, served.beam_size = Translator(model), 3
+    served.translator, served.executors = Translator(model), {}
     served.sources, served.targets = CODES
-
-    async def translate(item):
-        line, options = item
-        return served.translate_lines([line], options)[0]
-
-    served.translate = translate
-    return served
+    yield served
+    for executor in served.executors.values():
+        executor.shutdown()
 
 
 def asked(replica, fields, method="POST", path="/translate", form=False, body=None):
@@ -107,7 +103,7 @@ def test_lines_of_texts_are_translated_alone_and_put_together_again(replica, exp
 
 def test_lines_end_as_those_of_a_file_do():
     body = json.dumps(PLAIN | {"q": ["a\r\nb\rc", "d\u2028e"]}).encode()
-    assert read_query(JSON, body, *CODES, 1).lines() == ["a", "b\rc", "d\u2028e"]
+    assert read_query(JSON, body, *CODES).lines() == ["a", "b\rc", "d\u2028e"]
 
 
 def test_languages_are_those_of_the_arguments(replica):
@@ -156,7 +152,7 @@ def test_what_cannot_be_answered_is_refused_in_one_line(replica, fields, reason)
 )
 def test_a_body_of_another_kind_is_refused(kind, body):
     with pytest.raises(RequestError) as refused:
-        read_query(kind, body, *CODES, 1)
+        read_query(kind, body, *CODES)
     said = 400, "the body is neither JSON nor a form"
     assert (refused.value.status, refused.value.reason) == said
 
@@ -168,33 +164,28 @@ def test_other_paths_and_endless_bodies_are_refused(replica):
     assert asked(replica, {}, body=[b"a" * 2**16] * 3)[0] == 413
 
 
-def test_a_bad_line_spoils_no_other_one_of_its_batch(replica, expected, monkeypatch):
-    batches = []
-    call = Translator.__call__
-
-    def counted(self, lines, **options):
-        batches.append(sum(bool(line) for line in lines))
-        return call(self, lines, **options)
-
-    monkeypatch.setattr(Translator, "__call__", counted)
-    lines = [LINES[number % len(LINES)] for number in range(16)]
+def test_clients_share_one_search_and_a_bad_line_spoils_no_other(replica, expected):
+    lines = [LINES[number % len(LINES)] for number in range(160)]
     lines[5] = "abc " * 40
-    results = replica.translate_lines(lines, Options(None, None, 1))
-    for line, result in zip(lines, results, strict=True):
+
+    async def all_lines():
+        asked = [replica.translate(line, Languages(None, None)) for line in lines]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for line, result in zip(lines, asyncio.run(all_lines()), strict=True):
         if line in expected:
-            assert result == expected[line][:1]
+            assert result == expected[line]
         else:
             assert isinstance(result, InputError)
-    assert len(batches) == 1 + 2 * 4  # halves of halves, and not one for each of the lines
-    assert set(batches) <= set(ray_serve.ROWS)
+    assert len(replica.executors) == 1
 
 
 def test_codes_of_the_clients_are_those_of_the_model(model):
     translator = Translator(model)
     assert ray_serve.read_codes("en,de", translator) == {"en": None, "de": None}
     assert ray_serve.read_codes("en=eng_Latn,de", translator) == {"en": "eng_Latn", "de": None}
-    query = read_query("", urlencode(PLAIN).encode(), {"en": "eng_Latn"}, {"de": "deu_Latn"}, 4)
-    assert query.options == Options("eng_Latn", "deu_Latn", 1)
+    query = read_query("", urlencode(PLAIN).encode(), {"en": "eng_Latn"}, {"de": "deu_Latn"})
+    assert query.languages == Languages("eng_Latn", "deu_Latn")
     assert answer(query, [["x"]]) == {"translatedText": "x"}
 
 

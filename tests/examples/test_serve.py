@@ -61,12 +61,3 @@ def test_a_bad_request_is_one_line_and_others_are_answered(ask):
         assert reply.keys() == {"error"}
         assert "\n" not in reply["error"]
     assert ask(b'{"q": []}') == (200, {"translatedText": []})
-
-
-def test_a_request_that_fails_does_not_fail_its_neighbours(translator):
-    good, bad = (["", " "], serve.Future()), ([3], serve.Future())
-    with unchecked():
-        serve.answer(translator, [good, bad])
-    assert good[1].result() == ["", ""]
-    with pytest.raises(ValueError, match="text 1 is 3"):
-        bad[1].result()

@@ -40,7 +40,7 @@ from jax_transformer import (
     select_hypotheses,
 )
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.translator import TranslationResult
+from jax_transformer.translation.result import TranslationResult
 
 config = TransformerConfig.preset("vaswani2017", d_model=64, num_heads=4, d_ff=128)
 assert_type(config, TransformerConfig)

@@ -63,7 +63,7 @@ def sources(monkeypatch):
     """The groups that are translated; each translation is the source itself."""
     sources = []
 
-    def echo(params, configs, groups, num_slots, *_):
+    def echo(running, groups):
         for members, src, selection in groups:
             sources.append(src)
             for member, ids in zip(members, src, strict=False):
@@ -315,11 +315,10 @@ def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     whole = jax.device_get(generate(params, config, src, **defaults))
     calls = []
 
-    def record(params, configs, groups, slots, source_length, target_length, *rest):
+    def record(running, groups):
         groups = list(groups)
-        calls.append((target_length, groups[0].selection.num_hypotheses))
-        sizes = slots, source_length, target_length
-        return search_in_slots(params, configs, groups, *sizes, *rest)
+        calls.append((running.target_length, groups[0].selection.num_hypotheses))
+        return search_in_slots(running, groups)
 
     monkeypatch.setattr(text_search, "search_in_slots", record)
     found = translate(model._replace(generation=defaults), TEXTS)
