@@ -21,7 +21,7 @@ from jax_transformer.decoding.generation_config import Count
 from jax_transformer.errors import InputError, check_installed, naming_the_extra, shorten
 from jax_transformer.tokenizers.segmenters import library_faults
 
-FIRST_WINDOW = 64  # lines
+FIRST_WINDOW = 128  # lines
 GROWTH = 16  # factor from one window to the next
 LARGEST_WINDOW = 8192  # lines
 PAUSE = 0.1  # seconds without another line
@@ -57,7 +57,7 @@ class LineOptions:
 
     overlong: Literal["refuse", "cut"] = "refuse"
     split_sentences: str | None = None
-    max_tokens: Count = 4096
+    max_tokens: Count = 8192
     window: Count = LARGEST_WINDOW
 
     def __post_init__(self) -> None:
