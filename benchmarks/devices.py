@@ -31,7 +31,9 @@ from benchmarks.nn_transformer import (
     torch_steps,
 )
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
-from jax_transformer import TransformerConfig, generate, init_params
+from jax_transformer import GenerationConfig, TransformerConfig, generate, init_params
+from jax_transformer.decoding import slots
+from jax_transformer.decoding.hypotheses import make_selection
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.runtime import sharding
@@ -54,12 +56,21 @@ from jax_transformer.training.config import TrainingConfig
 from tests.compiled import GPU_CLOCK, report
 
 VOCABULARY, ROWS, LENGTH = 32_000, 64, 128  # rows on each device
+VOCABULARIES = "src_vocab_size", "tgt_vocab_size"
 SETTINGS = TrainingConfig(
     schedule="constant", learning_rate=1e-4, warmup_steps=1, compute_dtype="bfloat16"
 )
 STEPS = 10  # of a timed block
 TINY = {"d_model": 32, "num_heads": 2, "d_ff": 64, "num_encoder_layers": 1, "num_decoder_layers": 1}
 T5_BASE = {"d_model": 768, "num_heads": 12, "d_ff": 3072}  # Raffel et al. 2020, section 3.1.1
+SLOTS = {  # a model of Helsinki-NLP/opus-mt, and facebook/nllb-200-distilled-600M
+    "opus-mt": {"preset": "marian", "sizes": dict.fromkeys(VOCABULARIES, 58_101)},
+    "nllb-600m": {
+        "preset": "m2m100",
+        "sizes": {"d_model": 1024, "num_heads": 16, "d_ff": 4096, "num_encoder_layers": 12}
+        | {"num_decoder_layers": 12, **dict.fromkeys(VOCABULARIES, 256_206)},
+    },
+}
 BACKENDS = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}  # as jax_platforms names them
 System = Callable[[Size, float], float]  # of a size and a dropout rate or a number of beams
 
@@ -82,7 +93,7 @@ def shape(model: str, **fields: Any) -> TransformerConfig:
     preset = {"modern": "modern", "t5-base": "t5"}.get(model, "vaswani2017")
     sizes = {"modern": {}, "tiny": TINY, "t5-base": T5_BASE}
     sizes |= {name: size for name, (size, _) in SIZES.items()}
-    vocabulary = dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), VOCABULARY)
+    vocabulary = dict.fromkeys(VOCABULARIES, VOCABULARY)
     return TransformerConfig.preset(preset, **sizes[model] | vocabulary | fields)
 
 
@@ -150,6 +161,46 @@ def compile_search(model: str, beam_size: int, topology: str) -> None:
     )
 
 
+def compile_slots(model: str, num_slots: int, topology: str) -> None:
+    """Compile the loop of a search in slots, greedy, of sources of at most 32 tokens.
+
+    A step extends the target in each slot by one token, so its time bounds the tokens a second.
+    """
+    fields, source_length, target_length = SLOTS[model], 32, 42
+    config = TransformerConfig.preset(fields["preset"], **fields["sizes"])
+    device = topology_devices(topology)[0]
+    execution = execution_on(device, "bfloat16", config.head_dim, kind=SearchExecution)
+    place = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(device))
+
+    def placed(tree: Any, dtype: Any = None) -> Any:
+        return jax.tree.map(lambda leaf: place(np.shape(leaf), dtype or leaf.dtype), tree)
+
+    params = (placed(jax.eval_shape(lambda: init_params(jax.random.key(0), config)), jnp.bfloat16),)
+    src = np.zeros((num_slots // 8, source_length), np.int32)
+    selection = make_selection(GenerationConfig(max_new_tokens=target_length), config, src)
+    sizes = source_length, target_length, 1, execution
+    group = jax.eval_shape(
+        lambda *given: slots._enter(given[0], (config,), *given[1:], *sizes), params, src, selection
+    )
+    state = jax.eval_shape(lambda group: slots._empty(group, num_slots), group)
+    arranged = jax.eval_shape(
+        lambda tree: slots._arrange(tree, config, execution, num_slots), *params
+    )
+    numbers = np.zeros(len(src), np.int32), np.int32(0), np.int32(0)
+    places, *bounds = placed(numbers)
+    given = placed((arranged,)), (config,), placed(state), placed(group), places
+    lowered = slots._advance.lower(*given, placed(selection), *bounds, execution)
+    found = report(compile_for_topology(lowered, topology))
+    (loop,) = found.loops
+    cycles = sum(loop.cycles.values())
+    clock = GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
+    print(
+        f"\n{model}, {num_slots} slots: {1e3 * cycles / clock:.2f} ms a step, at most "
+        f"{num_slots * clock / cycles:,.0f} tokens/s; {loop.kernels} operations; "
+        f"peak {found.peak / 1e9:.2f} GB\n{shares(loop.cycles)}"
+    )
+
+
 def shares(cycles: dict[str, int]) -> str:
     """Return cycles by kind of work, with their shares."""
     whole = sum(cycles.values())
@@ -162,7 +213,8 @@ def compile_all(topology: str = "v5e:2x4", quick: bool = False, only: str | None
     """Compile the programs and print what XLA estimates; nothing is timed.
 
     The topology is as for `jax-transformer budget --compile`; `quick` leaves out deep models, and
-    `only` all steps but those of a model, for example "t5-base", and the searches.
+    `only` all steps but those of a model, for example "t5-base", and the searches; "slots" is the
+    loops of searches in slots.
     """
     jax.config.update("jax_platforms", "cpu")
     clock = GPU_CLOCK if is_gpu(topology) else data_sheet(topology).clock
@@ -172,6 +224,9 @@ def compile_all(topology: str = "v5e:2x4", quick: bool = False, only: str | None
     for task in tasks(len(topology_devices(topology)), quick):
         if only in (None, task.model):
             compile_task(task, topology, clock)
+    if only in (None, "slots"):
+        for model, num_slots in itertools.product(SLOTS, (64, 256, 1024)):
+            compile_slots(model, num_slots, topology)
     if only is not None:
         return
     for model, beam_size in itertools.product(("base", "modern"), (1, 4)):

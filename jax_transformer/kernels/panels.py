@@ -4,10 +4,11 @@ Kernels cut into panels make the products of few rows up to twice as fast on a C
 product to Eigen, which first copies the kernel, part by part, into an order that suits the
 processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels of
 few columns, cut once before the loop, need no copy. A program of half-precision parameters
-multiplies by the kernels themselves, and so does one for another platform, which has no use for
-copies (`SearchExecution.copied_kernels`).
+multiplies by the kernels themselves. One for a GPU needs a number of columns that 8 divides: a
+single panel has it (`SearchExecution.copied_kernels`).
 
-Panels and a transposed table are copies of parameters, so the largest parameters have neither.
+Panels and a transposed table are copies of parameters, so on a CPU the largest parameters have
+neither.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from jax_transformer.kernels.execution import SearchExecution
 
 Params = Mapping[str, Any]
 
+ALIGNMENT = 8  # columns that the matrix units of a GPU multiply by
 MOST_ROWS = 16  # measured: with 32 rows, joining the columns costs as much as the panels save
 MOST_BYTES = 2**28  # of a parameter that is copied: the table of 65,536 tokens of width 1024
 
@@ -70,7 +72,9 @@ def arrange_for_steps(
             where it is symbolic.
     """
     arranged = params
-    if execution.copied_kernels:
+    if execution.copied_kernels == "aligned" and config.tgt_vocab_size % ALIGNMENT:
+        arranged = _align_output_kernel(params, config)
+    if execution.copied_kernels == "panels":
         arranged = _add_output_kernel(arranged, config)
         # A layer of self_over_memory multiplies all rows of the memory, and not only the step's.
         over_memory = config.decoder_attention == "self_over_memory"
@@ -103,13 +107,28 @@ def _add_output_kernel(params: Params, config: TransformerConfig) -> Params:
 
     XLA would read the table column by column. A table that is too large for a copy is read so.
     """
-    if config.output_projection != "tied":
+    if config.output_projection != "tied" or not _is_worth_a_copy(_target_table(params, config)):
         return params
+    kernel = jax.lax.optimization_barrier(_target_table(params, config).T)
+    return _with_output_kernel(params, kernel)
+
+
+def _align_output_kernel(params: Params, config: TransformerConfig) -> Params:
+    """Return the parameters with the kernel of the output projection as a single aligned panel."""
+    if config.output_projection == "none":
+        return params
+    tied = config.output_projection == "tied"
+    given = _target_table(params, config).T if tied else params["output_projection"]["kernel"]
+    width = given.shape[1] + -given.shape[1] % ALIGNMENT
+    return _with_output_kernel(params, Panels.of(given, width))
+
+
+def _target_table(params: Params, config: TransformerConfig) -> Float[Array, "outputs inputs"]:
     shared = config.token_embeddings == "shared"
-    table = params["token_embedding" if shared else "target_embedding"]["embedding"]
-    if not _is_worth_a_copy(table):
-        return params
-    kernel = jax.lax.optimization_barrier(table.T)
+    return params["token_embedding" if shared else "target_embedding"]["embedding"]
+
+
+def _with_output_kernel(params: Params, kernel: Float[Array, "_ _"] | Panels) -> Params:
     return params | {"output_projection": params.get("output_projection", {}) | {"kernel": kernel}}
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax_transformer import encode, generate, init_cache
 from jax_transformer.decoding.cache import decode_step, next_step
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
-from jax_transformer.kernels.panels import MOST_ROWS, arrange_for_steps
+from jax_transformer.kernels.panels import ALIGNMENT, MOST_ROWS, arrange_for_steps
 from tests.decoding.plain import random_model
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
@@ -62,3 +62,22 @@ def test_only_a_program_for_a_cpu_multiplies_by_panels(platform):
     text = program.lower(params, config, src[:3], max_new_tokens=5, execution=execution).as_text()
     products = re.findall(r"dot_general.*tensor<\dx3x128xf32>, tensor<\dx128x64xf32>", text)
     assert bool(products) == (platform == "cpu")
+
+
+@pytest.mark.parametrize("preset", tiered(["vaswani2017", "bias_free_qkv", "bart"], ["bart"]))
+def test_a_program_for_a_gpu_pads_the_vocabulary_before_its_loop(preset):
+    config = small_config(preset)
+    assert config.tgt_vocab_size % ALIGNMENT
+    wide = config.tgt_vocab_size + -config.tgt_vocab_size % ALIGNMENT
+    params, (src, _) = random_params(config), random_tokens(config)
+    program = jax.jit(generate, static_argnames=("config", "max_new_tokens", "execution"))
+    found = {}
+    for copied in ("aligned", "none"):
+        execution = SearchExecution.for_platform("gpu", copied_kernels=copied)
+        given = {"max_new_tokens": 7, "execution": execution}
+        found[copied] = program(params, config, src, **given)
+        text = program.lower(params, config, src, **given).as_text()
+        products = re.findall(rf"dot_general.*x{wide}xf32>", text)
+        assert bool(products) == (copied == "aligned")
+    assert np.array_equal(found["aligned"].tokens, found["none"].tokens)
+    assert error(found["aligned"].scores, found["none"].scores) <= bound("logits", "float32")
