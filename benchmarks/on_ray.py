@@ -1,9 +1,10 @@
-"""The examples for Ray: python -m benchmarks.on_ray bulk|serve MODEL INPUT.
+"""The examples for Ray: python -m benchmarks.on_ray bulk|serve|alone MODEL INPUT.
 
 `bulk` translates a file by `jax-transformer translate` and by docs/examples/ray_translate.py, in
 turn, and once more with a worker that is killed; the outputs must have the same bytes. `serve`
 starts docs/examples/ray_serve.py, asks by many clients at once, compares each answer with
-`translate`, and kills a replica under load. Linux only; the cluster is this machine.
+`translate`, and kills a replica under load; `alone` asks docs/examples/serve.py. Linux only; the
+cluster is this machine.
 """
 
 import asyncio
@@ -170,6 +171,42 @@ def report(console: Console, found: Load) -> None:
     )
 
 
+def expected_of(model: Path, source: Path, folder: Path) -> dict[str, str]:
+    """Return up to 2,000 different lines of a text, and what `translate` makes of them."""
+    lines = list(dict.fromkeys(line for line in read_lines(source) if line.strip()))[:2000]
+    (folder / "lines").write_text("".join(f"{line}\n" for line in lines))
+    timed(translate_command(model, folder / "lines", folder / "translated"))
+    return dict(zip(lines, read_lines(folder / "translated"), strict=True))
+
+
+def alone(
+    model: tyro.conf.Positional[Path],
+    source: tyro.conf.Positional[Path],
+    /,
+    clients: int = 200,
+    seconds: float = 60,
+    port: int = 8322,
+) -> None:
+    """Serve a model by docs/examples/serve.py, without Ray, and ask by many clients at once.
+
+    The arguments are those of `serve`. The first 10 seconds, which compile, are discarded.
+    """
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as name:
+        expected = expected_of(model, source, Path(name))
+        command = [sys.executable, str(EXAMPLES / "serve.py"), str(model.absolute()), str(port)]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            server.stdout.readline()
+            for duration in (10, seconds):
+                url = f"http://localhost:{port}"
+                found = asyncio.run(load(url, expected, clients, duration))
+        finally:
+            server.kill()
+        report(console, found)
+        console.print(f"{len(found.seconds) / seconds:.0f} answers a second, {processor()}")
+
+
 def serve(
     model: tyro.conf.Positional[Path],
     source: tyro.conf.Positional[Path],
@@ -192,10 +229,7 @@ def serve(
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines = list(dict.fromkeys(line for line in read_lines(source) if line.strip()))[:2000]
-        (folder / "lines").write_text("".join(f"{line}\n" for line in lines))
-        timed(translate_command(model, folder / "lines", folder / "translated"))
-        expected = dict(zip(lines, read_lines(folder / "translated"), strict=True))
+        expected = expected_of(model, source, folder)
         # Whatever is compiled is kept there, so that its files are counted.
         (folder / "programs").mkdir()
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "programs")
@@ -230,4 +264,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"bulk": bulk, "serve": serve})
+    tyro.extras.subcommand_cli_from_dict({"bulk": bulk, "serve": serve, "alone": alone})

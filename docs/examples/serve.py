@@ -38,9 +38,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(reply).encode())
 
 
-def make_server(translator: Translator, port: int) -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    """Keeps as many clients waiting for a connection as may come at once."""
+
+    request_queue_size = 1024
+
+
+def make_server(translator: Translator, port: int) -> Server:
     """Return a server of this machine alone; name another host than localhost to let others in."""
-    server = ThreadingHTTPServer(("localhost", port), Handler)
+    server = Server(("localhost", port), Handler)
     server.executor = translator.executor(overlong="cut")
     return server
 

@@ -42,7 +42,7 @@ def translate_as_completed(
     running: dict[int, Running] = {}
     sources: dict[int, list[int]] = {}  # of the texts that are not complete
     for number, text in _numbered(texts, sources):
-        due = list(running)
+        full = None  # the length of slots for which a group is complete
         if text is not None:
             line = "" if is_blank(text) else prefix + text
             try:
@@ -59,10 +59,12 @@ def translate_as_completed(
                 pools[length] = empty_pool(*sizes)
                 running[length] = search.empty_slots(pools[length])
             pools[length].members.append(number)
-            due = [length] if len(pools[length].members) == pools[length].group else []
-        for length in due:
+            if len(pools[length].members) < pools[length].group:
+                continue
+            full = length
+        for length in running:
             with jax.set_mesh(search.mesh):
-                turn = _turn(search, pools[length], running[length], sources, text is not None)
+                turn = _turn(search, pools[length], running[length], sources, length == full)
                 pools[length], running[length], all_ended = turn
             for ended in all_ended:
                 del sources[ended.member]

@@ -16,7 +16,8 @@ from jax_transformer import InputError, Translator
 from jax_transformer.decoding import slots
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.translation import as_completed
-from jax_transformer.translation.translate import text_search
+from jax_transformer.translation.source_batches import SHORTEST_SLOT
+from jax_transformer.translation.translate import Place, encode_sources, text_search
 from tests.compilation import QUICKLY
 from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
@@ -119,6 +120,15 @@ def test_a_text_waits_for_none_that_runs(model, lines):
     texts = [longest[1], None, None, shortest[1]]
     found = as_completed.translate_as_completed(text_search([model]), texts)
     assert [number for number, _ in found] == [2, 1]
+
+
+def test_texts_without_a_pause_do_not_hold_up_one_of_other_slots(model):
+    texts = ["cab fed dab bead " * 8, *["a", "cab"] * 300]
+    search = text_search([model], max_tokens=512)
+    assert len(encode_sources(search, texts[:1], [Place(1)])[0]) > SHORTEST_SLOT
+    order = [number for number, _ in as_completed.translate_as_completed(search, texts)]
+    assert sorted(order) == list(range(1, len(texts) + 1))
+    assert order.index(1) < 300
 
 
 def test_a_bad_text_is_its_own_error(model):
