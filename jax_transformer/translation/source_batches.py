@@ -30,6 +30,7 @@ SHORTEST_SLOT = 32  # tokens of the source: a shorter one would save less than a
 SLOT_GROWTH = 4  # factor from one length of slots to the next
 SLOTS_PER_SOURCE = 8  # slots for each source of a group
 SMALLEST_GROUP = 4  # sources
+FEWEST_LAST_SLOTS = 32  # of the last attempt: fewer would be another program in most windows
 MOST_ROWS = 2**16  # of a pool, whatever number of tokens it may have
 LANGUAGE = re.compile("[a-z]{2,3}(-[a-z]+)*")
 NOT_PLAIN = re.compile(r"[\s\ud800-\udfff]")  # sentencex 1.0.32 fails at some of them
@@ -51,7 +52,7 @@ class LineOptions:
             source and target), that a device translates at a time, if these are several lines: a
             higher number needs more memory and fewer steps.
         window: Most lines that are read, sorted by length and translated together: a higher number
-            needs more memory and waits less. The first window has 64 lines, for an early start,
+            needs more memory and waits less. The first window has 128 lines, for an early start,
             and each one has 16 times as many as the one before, up to this number.
     """
 
@@ -219,10 +220,10 @@ def source_pools(
         slots = pool.num_slots
         if len(own) < min(slots, max(map(len, members.values()))):
             continue
-        fewer = -(-_power_of_two(len(own)) // shards) * shards
-        if is_last and len(own) <= slots:  # one group
-            pool = pool._replace(group=slots)
-        elif fewer < slots:
+        fewest = FEWEST_LAST_SLOTS if is_last else 1
+        fewer = -(-max(_power_of_two(len(own)), fewest) // shards) * shards
+        if fewer < slots or (is_last and len(own) <= slots):  # one group
+            fewer = min(fewer, slots)
             pool = pool._replace(num_slots=fewer, group=fewer)
         yield pool
 

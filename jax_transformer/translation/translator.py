@@ -133,7 +133,7 @@ class Translator:
     ) -> TranslationResult | Iterator[TranslationResult]:
         """Return the result of one text, or an iterator over those of several, in their order.
 
-        An iterable is read and translated in windows, 64 texts first and then 16 times as many in
+        An iterable is read and translated in windows, 128 texts first and then 16 times as many in
         each, up to `window`: the first results are there soon, and no more than a window is in
         memory. An error that it raises ends the iterator; the texts of its window are not
         translated then.
@@ -149,7 +149,7 @@ class Translator:
                 takes; `split_sentences`, the code of the language of texts, for example "en", whose
                 sentences are translated by themselves, and the white space between them stays
                 (extra [sentences]); `window` (8,192); `max_tokens`, the most tokens that a
-                device translates at a time, padding included (4,096); `seed`, a number that
+                device translates at a time, padding included (8,192); `seed`, a number that
                 switches sampling on; and the fields of `GenerationConfig`, for example `beam_size`:
                 one that is absent has the model's default. Without any `max_new_tokens`, a result
                 has at most ten tokens more than twice those of the text.

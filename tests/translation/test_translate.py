@@ -107,10 +107,10 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
             read.append("b")
             yield "b"
 
-    translations = translate_stream(model, without_end(), window=100)
-    for number in range(1, 400):
+    translations = translate_stream(model, without_end(), window=200)
+    for number in range(1, 700):
         assert next(translations)[0].text == "b"
-        assert len(read) == (64 if number <= 64 else 64 + 100 * -(-(number - 64) // 100))
+        assert len(read) == (128 if number <= 128 else 128 + 200 * -(-(number - 128) // 200))
     assert [len(part.lines) for part in islice(windows(without_end(), 10), 2)] == [10, 10]
 
 
@@ -153,21 +153,21 @@ def no_x(monkeypatch):
 
 
 def test_a_resumed_stream_has_the_same_windows(model, sources, no_x):
-    lines = [text * (1 + number % 3) for number, text in enumerate(TEXTS * 40)]
-    whole = translate(model, lines, window=100)
+    lines = [text * (1 + number % 3) for number, text in enumerate(TEXTS * 60)]
+    whole = translate(model, lines, window=150)
     batches = [src.tolist() for src in sources]
-    for done in (64, 164):
+    for done in (128, 278):
         sources.clear()
-        rest = translate(model, lines[done:], skip=done, window=100)
+        rest = translate(model, lines[done:], skip=done, window=150)
         assert [one.text for (one,) in rest] == [one.text for (one,) in whole[done:]]
         assert [src.tolist() for src in sources] == batches[-len(sources) :]
-    with pytest.raises(InputError, match="line 67 is no source"):
-        translate(model, ["b", "b", "x"], skip=64, window=100)
+    with pytest.raises(InputError, match="line 131 is no source"):
+        translate(model, ["b", "b", "x"], skip=128, window=150)
     with pytest.raises(InputError, match="line 7 is no source"):
         translate(model, ["b", "x"], skip=5, window=5)
-    long = ["b"] * 70 + [" ".join(["cab"] * 25)]
-    with pytest.raises(InputError, match="line 71 is 51 tokens long"):
-        translate(model, long[64:], skip=64, window=100)
+    long = ["b"] * 134 + [" ".join(["cab"] * 25)]
+    with pytest.raises(InputError, match="line 135 is 51 tokens long"):
+        translate(model, long[128:], skip=128, window=150)
 
 
 def test_bad_lines_have_blank_translations_and_their_numbers_are_told(model, sources, no_x):

@@ -48,10 +48,10 @@ def test_a_stream_has_no_end_and_is_in_order(model, translator):
             read.append(number)
             yield TEXTS[number % len(TEXTS)]
 
-    results = translator(endless(), window=100)
+    results = translator(endless(), window=160)
     assert not read
     texts = [result.text for result in islice(results, 150)]
-    assert len(read) == 164
+    assert len(read) == 128 + 160
     cycle = [best.text for (best,) in translate(model, TEXTS)]
     assert texts == [cycle[number % len(TEXTS)] for number in range(150)]
 
@@ -115,12 +115,12 @@ def test_what_no_call_takes_is_refused_at_once(translator, text, options, messag
 
 def test_what_a_stream_brings_is_refused_where_it_comes(translator):
     def broken():
-        yield from ["a"] * 64
+        yield from ["a"] * 128
         yield "b"
         raise OSError("the disk is gone")
 
     results = translator(broken())
-    assert len(list(islice(results, 64))) == 64
+    assert len(list(islice(results, 128))) == 128
     with pytest.raises(OSError, match="the disk is gone"):
         next(results)
     with unchecked(), pytest.raises(InputError, match="text 2 is None, and must be a string"):
