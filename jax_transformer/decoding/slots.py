@@ -156,6 +156,11 @@ def advance(
     return running, [*_ended(members.tolist(), hypotheses, failed_at)]
 
 
+def free_slots(running: Running) -> int:
+    """Return the number of slots in which nothing runs."""
+    return int(np.sum(running.owners < 0))
+
+
 def _with_group(running: Running, group: Group) -> Running:
     """Return a search with the group encoded, and with slots."""
     params, configs, *sizes, owners = running[:7]

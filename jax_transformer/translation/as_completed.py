@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 import jax
-import numpy as np
 
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.slots import Ended, Running, advance
+from jax_transformer.decoding.slots import Ended, Running, advance, free_slots
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.sharding import row_shards
 from jax_transformer.text.text_files import is_blank
@@ -42,7 +41,6 @@ def translate_as_completed(
     running: dict[int, Running] = {}
     sources: dict[int, list[int]] = {}  # of the texts that are not complete
     for number, text in _numbered(texts, sources):
-        full = None  # the length of slots for which a group is complete
         if text is not None:
             line = "" if is_blank(text) else prefix + text
             try:
@@ -59,13 +57,10 @@ def translate_as_completed(
                 pools[length] = empty_pool(*sizes)
                 running[length] = search.empty_slots(pools[length])
             pools[length].members.append(number)
-            if len(pools[length].members) < pools[length].group:
-                continue
-            full = length
-        for length in running:
-            with jax.set_mesh(search.mesh):
-                turn = _turn(search, pools[length], running[length], sources, length == full)
-                pools[length], running[length], all_ended = turn
+            if len(pools[length].members) < free_slots(running[length]):
+                continue  # more of them may be there
+        for length, pool in pools.items():
+            running[length], all_ended = _turn(search, pool, running[length], sources)
             for ended in all_ended:
                 del sources[ended.member]
                 try:
@@ -87,28 +82,15 @@ def _numbered(
 
 
 def _turn(
-    search: TextSearch,
-    pool: Pool,
-    running: Running,
-    sources: dict[int, list[int]],
-    is_full: bool,
-) -> tuple[Pool, Running, list[Ended]]:
-    """Let members of a pool that wait enter its slots: a full group at once, or what finds room.
-
-    Then some steps follow, if the group is not full: more texts are there otherwise.
-    """
-    all_ended, num_slots = [], pool.num_slots
-    free = int(np.sum(running.owners < 0))
-    if is_full and free < pool.group:
-        running, all_ended = advance(running, None, pool.group)
-        free = pool.group
-    entering, left = pool.members[:free], pool.members[free:]
-    group = None
-    if entering:
-        places = {number: Place(number) for number in entering}
-        (group,) = search.groups(pool._replace(members=entering), sources, places)
-    if group is not None or free < num_slots:
-        bounds = (0,) if is_full else (num_slots, MOST_STEPS)
-        running, ended = advance(running, group, *bounds)
-        all_ended += ended
-    return pool._replace(members=left), running, all_ended
+    search: TextSearch, pool: Pool, running: Running, sources: dict[int, list[int]]
+) -> tuple[Running, list[Ended]]:
+    """Let members of a pool that wait enter its free slots, and take some steps."""
+    free = free_slots(running)
+    entering, pool.members[:] = pool.members[:free], pool.members[free:]
+    if not entering and free == pool.num_slots:
+        return running, []
+    places = {number: Place(number) for number in entering}
+    with jax.set_mesh(search.mesh):
+        for group in search.groups(pool._replace(members=entering), sources, places):
+            running, _ = advance(running, group, 0)
+        return advance(running, None, pool.num_slots, MOST_STEPS)
