@@ -107,8 +107,8 @@ print(texts[: texts.index("\n", 60)])
 #
 # For one machine, [serve.py](../serving.md) of the standard library is enough.
 # [ray_serve.py](../examples/ray_serve.py) serves a model on [Ray Serve](https://docs.ray.io).
-# Copy it and change it: it is a program of yours then. Requests of different clients share a
-# batch, and no answer depends on the others. The server speaks LibreTranslate's JSON.
+# Copy it and change it: it is a program of yours then. Requests of different clients enter one
+# search, and no answer depends on the others. The server speaks LibreTranslate's JSON.
 
 # %%
 import shutil
