@@ -4,11 +4,8 @@ No piece crosses a text, and each token of a text is in one piece of an epoch.
 """
 
 import itertools
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.text.denoising import Objective
@@ -16,6 +13,7 @@ from jax_transformer.text.denoising import Objective
 LOOK_AHEAD = 256  # texts and pairs that are considered for the next row
 CANDIDATES = 32  # of them, for the end of a row
 FEWEST = 8  # tokens of a piece, if the text has as many
+SMALLEST_ROOM = 17  # tokens of a side: it is halved, for two texts
 TOO_LONG = 2**40
 
 
@@ -102,35 +100,23 @@ def _next_beginning(
 ) -> tuple[int, Piece] | None:
     """Return the place of the text that goes on with a row, and its part; None if none fits.
 
-    Of two texts that fill the row best together, it is one, so much of it that the other one fits
-    beside it; sizes are taken as proportional to tokens. A row without whole ones begins with the
-    first text.
+    It is the one beside which the emptier side has the least room. If it fills the row on one side
+    alone, it is a part of at most half of the row's room: texts of other proportions fill the rest.
+    A row without whole ones begins with the first text.
     """
-    found = [
-        (place, part)
-        for place, (piece, objective) in enumerate(waiting)
-        if objective is not None and (part := _part_that_fits(piece, objective, free))
-    ]
-    if not found:
-        return None
-    source, target = np.array([(part.source, part.target) for _, part in found], float).T
-    ones = slice(None) if any_of_them else slice(1)
-    one_source, one_target = source[ones, None], target[ones, None]
-    room = np.minimum((free[0] - one_source) / source, (free[1] - one_target) / target)
-    filled = one_source + one_target + room.clip(0, 1) * (source + target)
-    with np.errstate(divide="ignore", invalid="ignore"):  # shares of both that fill both sides
-        determinant = one_source * target - one_target * source
-        share = (free[0] * target - free[1] * source) / determinant
-        other_share = (one_source * free[1] - one_target * free[0]) / determinant
-    fewest = np.minimum(share * (one_source + one_target), other_share * (source + target))
-    exact = (share < 1) & (other_share <= 1) & (fewest >= FEWEST + 2)
-    filled = np.where(exact, sum(free), filled)
-    one, other = np.unravel_index(filled.argmax(), filled.shape)
-    place, part = found[one]
-    if exact[one, other]:
-        room = (math.ceil(share[one, other] * size) for size in (source[one], target[one]))
-        part = _part_that_fits(*waiting[place], tuple(room)) or part
-    return place, part
+
+    def best(room: tuple[int, int]) -> tuple[int, int, Piece] | None:
+        found = (
+            (max(_beside(part, free)), place, part)
+            for place, (piece, objective) in enumerate(waiting)
+            if objective is not None and (part := _part_that_fits(piece, objective, room))
+        )
+        return min(found, default=None) if any_of_them else next(found, None)
+
+    chosen = best(free)
+    if chosen is not None and chosen[0] >= SMALLEST_ROOM and min(free) >= SMALLEST_ROOM:
+        chosen = best((-(-free[0] // 2), -(-free[1] // 2))) or chosen
+    return None if chosen is None else chosen[1:]
 
 
 def _with_sizes(piece: Piece, objective: Objective | None) -> Waiting:

@@ -187,12 +187,12 @@ def test_rows_are_98_percent_full(objective):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("objective", ["ul2", "prefix_lm"])
-def test_long_documents_of_unlike_examples_fill_95_percent(objective):
+def test_long_documents_of_unlike_examples_fill_97_percent(objective):
     """The proportion of source and target differs from piece to piece."""
     lengths = np.random.default_rng(0).integers(600, LONGEST_TEXT, 240)
     texts = texts_of(lengths.tolist(), objective, longest=512)
     plan = plan_epoch(texts, settings(pack_length=512), 0)
-    assert padding_share(texts, plan[:-1]) < 0.05
+    assert padding_share(texts, plan[:-1]) < 0.03
 
 
 def test_pairs_and_texts_share_rows_by_weight(tmp_path):
