@@ -21,6 +21,8 @@ from jax_transformer.kernels.panels import arrange_for_steps, hold_in_step
 from jax_transformer.model.self_over_memory import pad_source
 from jax_transformer.model.transformer import Params, SourceMask, bind
 
+NO_LIMIT = 2**31 - 1  # of the number of steps: a target ends at its own
+
 Extend = Callable[
     [State, Float[Array, "B N V"], Float[Array, "B N"], Selection], State
 ]  # by logits and their log-normalizer
@@ -51,7 +53,7 @@ def search(
         jax.lax.optimization_barrier(arrange_for_steps(tree, config, execution, num_rows))
         for tree, config in zip(params, configs, strict=True)
     )
-    state = take_steps(arranged, configs, state, selection, (0, target_length), execution)
+    state = take_steps(arranged, configs, state, selection, (0, NO_LIMIT), execution)
     return best_hypotheses(state, selection), state.failed_at
 
 

@@ -17,12 +17,16 @@ from jaxtyping import Array, Bool, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
-from jax_transformer.decoding.search import best_hypotheses, first_state, search, take_steps
+from jax_transformer.decoding.search import (
+    NO_LIMIT,
+    best_hypotheses,
+    first_state,
+    search,
+    take_steps,
+)
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps
 from jax_transformer.model.transformer import Params
-
-NO_LIMIT = 2**31 - 1
 
 
 class Slots(NamedTuple):

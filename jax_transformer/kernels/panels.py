@@ -59,7 +59,7 @@ class Panels:
         count, _, width = self.columns.shape
         copies = jnp.broadcast_to(x / self.opaque_one, (count, *x.shape))
         y = jnp.einsum("pri,pio->pro", copies, self.columns).swapaxes(0, 1)
-        return y.reshape(len(x), count * width)[:, : self.outputs]
+        return y.reshape(x.shape[0], count * width)[:, : self.outputs]  # rows may be symbolic
 
 
 def arrange_for_steps(
