@@ -167,17 +167,17 @@ def free_slots(running: Running) -> int:
 
 def _with_group(running: Running, group: Group) -> Running:
     """Return a search with the group encoded, and with slots."""
-    params, configs, *sizes, owners = running[:7]
-    given = params, configs, group.src, group.selection, *sizes
+    sizes = running.source_length, running.target_length, running.beam_size, running.execution
+    given = running.params, running.configs, group.src, group.selection, *sizes
     running = running._replace(entered=_enter(*given))
     if running.slots is not None:
         return running
-    rows = len(owners) * running.beam_size
+    rows = len(running.owners) * running.beam_size
     arranged = tuple(
         _arrange(tree, config, running.execution, rows)
-        for tree, config in zip(params, configs, strict=True)
+        for tree, config in zip(running.params, running.configs, strict=True)
     )
-    slots = _empty(running.entered, len(owners))
+    slots = _empty(running.entered, len(running.owners))
     return running._replace(arranged=arranged, slots=slots, selection=group.selection)
 
 
