@@ -161,32 +161,25 @@ def sizes(
     if denoiser.method == "prefix_lm":
         begins = _prefix_lengths(lengths, key)
         return begins + 1, lengths - begins + 1
+    counts, spans = (column[: most + 1] for column in noise_counts(denoiser))
     if denoiser.method == "infilling":
-        counts, _ = noise_counts(lengths, denoiser)
         ends = np.cumsum(_span_lengths(denoiser, int(counts[-1]), key))
         spans = np.minimum(np.searchsorted(ends, counts) + 1, lengths - counts + 1)
         return lengths - counts + spans + 1, lengths + 1
-    counts, spans = _all_noise_counts(denoiser)
-    counts, spans = counts[: most + 1], spans[: most + 1]
     beyond = np.where(spans > sentinels, 2**40, 0)
     return lengths - counts + spans + 1 + beyond, counts + spans + 1 + beyond
 
 
-@functools.lru_cache(maxsize=32)
-def _all_noise_counts(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
-    return noise_counts(np.arange(LONGEST_TEXT + 1), denoiser)
-
-
 def noise_of(length: int, denoiser: Denoiser) -> tuple[int, int]:
     """Return how many tokens of a text are noise, and in how many spans."""
-    counts, spans = noise_counts(np.array([length]), denoiser)
-    return int(counts[0]), int(spans[0])
+    counts, spans = noise_counts(denoiser)
+    return int(counts[length]), int(spans[length])
 
 
-def noise_counts(
-    lengths: Int64[np.ndarray, "lengths"], denoiser: Denoiser
-) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:
-    """Return `noise_of` texts of many lengths, by the rule of T5."""
+@functools.lru_cache(maxsize=32)
+def noise_counts(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "_"], Int64[np.ndarray, "_"]]:
+    """Return `noise_of` texts of 0 to `LONGEST_TEXT` tokens, by the rule of T5."""
+    lengths = np.arange(LONGEST_TEXT + 1)
     counts = np.clip(np.round(lengths * denoiser.density), 1, np.maximum(lengths - 1, 1))
     spans = np.maximum(np.round(np.minimum(counts, lengths - counts) / denoiser.mean_length), 1)
     if denoiser.method == "suffix":
@@ -229,7 +222,8 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
     cut where `density` is reached. No two spans touch.
     """
     random = _random(key, 1)
-    ends = 1 + np.flatnonzero(np.isin(ids[:-1], [*special.sentence_ends]))
+    tokens = enumerate(ids[:-1].tolist(), start=1)
+    ends = [place for place, token in tokens if token in special.sentence_ends]
     sentences = np.split(ids, ends)
     ids = np.concatenate([sentences[place] for place in random.permutation(len(sentences))])
     count, _ = noise_of(len(ids), denoiser)
@@ -247,13 +241,18 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
     return np.concatenate([*parts, ids[end:]]).astype(np.int64)
 
 
-@functools.lru_cache(maxsize=MOST_KEYS)
 def _span_lengths(denoiser: Denoiser, count: int, key: Key) -> Int64[np.ndarray, "spans"]:
     """Return Poisson numbers whose sum first reaches `count`; those of fewer are the first."""
-    drawn, random = np.zeros(0, np.int64), _random(key, 2)
-    while drawn.sum() < count:
-        drawn = np.append(drawn, random.poisson(denoiser.mean_length, 64))
+    drawn = _poisson_numbers(denoiser.mean_length, -(-count // 64) * 64, key)
     return drawn[: np.searchsorted(np.cumsum(drawn), count) + 1]
+
+
+@functools.lru_cache(maxsize=MOST_KEYS)
+def _poisson_numbers(mean: float, least_sum: int, key: Key) -> Int64[np.ndarray, "numbers"]:
+    drawn, random = np.zeros(0, np.int64), _random(key, 2)
+    while drawn.sum() < least_sum:
+        drawn = np.append(drawn, random.poisson(mean, 64))
+    return drawn
 
 
 def _prefix_lengths(
