@@ -224,8 +224,9 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
     random = _random(key, 1)
     tokens = enumerate(ids[:-1].tolist(), start=1)
     ends = [place for place, token in tokens if token in special.sentence_ends]
-    sentences = np.split(ids, ends)
-    ids = np.concatenate([sentences[place] for place in random.permutation(len(sentences))])
+    if ends:
+        sentences = np.split(ids, ends)
+        ids = np.concatenate([sentences[place] for place in random.permutation(len(sentences))])
     count, _ = noise_of(len(ids), denoiser)
     lengths = _span_lengths(denoiser, count, key)[: len(ids) - count + 1].copy()
     lengths[-1] += count - lengths.sum()

@@ -84,11 +84,11 @@ def _whole_ones(
         if fits and objective is not None:
             source, target = (free[0] - piece.source) / row[0], (free[1] - piece.target) / row[1]
             fits = min(source, target) - abs(source - target) > reserve
-        if fits:
-            taken.append(piece)
-            free = _beside(piece, free)
-        else:
+        if not fits:
             left.append((piece, objective))
+            continue
+        taken.append(piece)
+        free = _beside(piece, free)
         if min(free) < 1:
             left += waiting[place + 1 :]
             break

@@ -1,4 +1,4 @@
-"""The examples for Ray: python -m benchmarks.on_ray bulk|serve|alone MODEL INPUT.
+"""Ray and servers under load: python -m benchmarks.serving bulk|serve|alone MODEL INPUT.
 
 `bulk` translates a file by `jax-transformer translate` and by docs/examples/ray_translate.py, in
 turn, and once more with a worker that is killed; the outputs must have the same bytes. `serve`
