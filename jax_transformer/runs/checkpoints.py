@@ -408,7 +408,8 @@ def _as_damage(path: epath.Path) -> Iterator[None]:
 def _in_one_line(error: Exception) -> str:
     """Return an error as one line; of one of tensorstore, only what the system said."""
     text = " ".join(str(error).split(" [tensorstore_spec")[0].split())
-    if code := re.search(r"os_error_code='(\d+)'", text):
+    # The code stands before or behind the spec, as it happens.
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):
         text = os.strerror(int(code[1]))
     return f"{type(error).__name__}: {text}"[:300]
 

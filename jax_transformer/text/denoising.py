@@ -260,7 +260,7 @@ def _prefix_lengths(
     lengths: Int64[np.ndarray, "lengths"], key: Key
 ) -> Int64[np.ndarray, "lengths"]:
     """Return the tokens of the source, equally likely from 1 to one less than the text has."""
-    return 1 + (_share(key, 1) * (np.maximum(lengths, 2) - 1)).astype(np.int64)
+    return 1 + np.floor(_share(key, 1) * (np.maximum(lengths, 2) - 1)).astype(np.int64)
 
 
 def _random_parts(count: int, parts: int, random: np.random.Generator) -> Int64[np.ndarray, "_"]:
@@ -275,4 +275,4 @@ def _share(key: Key, purpose: int) -> float:
 
 
 def _random(key: Key, purpose: int) -> np.random.Generator:
-    return np.random.default_rng(np.array([*key, purpose], np.uint32))
+    return np.random.default_rng([*key, purpose])

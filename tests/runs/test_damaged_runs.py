@@ -18,6 +18,7 @@ from jax_transformer import InputError
 from jax_transformer.runs.checkpoints import (
     CheckpointWriter,
     DescribingHandler,
+    _in_one_line,
     _orbax_quiet,
     restore,
     steps_in,
@@ -206,6 +207,13 @@ def test_a_write_that_the_system_cuts_off_is_one_line(tmp_path, capfd, monkeypat
         time.sleep(0.2)  # until the other writes of tensorstore have ended
     assert capfd.readouterr().err == ""
     assert same_bits(restore(tmp_path, quiet()).read(), make_checkpoint(wide, 0))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_error_of_the_system_is_named_wherever_tensorstore_puts_its_code(order):
+    parts = ["[tensorstore_spec='{}']", "[os_error_code='27']"][::order]
+    error = ValueError(" ".join(["OUT_OF_RANGE: Error opening", *parts]))
+    assert _in_one_line(error) == "ValueError: File too large"
 
 
 def save_in_small_files(directory, settings):
