@@ -29,7 +29,8 @@ OTHERS = {
     "pre_norm_decoder": {"decoder_norm_placement": "pre", "decoder_final_norm": True}
     | {"attention_scale": "d_model", "norm": "biased_std_norm"},
     "pre_norm_encoder": {"norm_placement": "pre", "decoder_norm_placement": "post"}
-    | {"final_norm": True, "decoder_final_norm": False, "attention_scale": "d_model"},
+    | {"final_norm": True, "decoder_final_norm": False, "attention_scale": "d_model"}
+    | {"norm": "unbiased_layer_norm"},
     # Every field of T5Gemma, with an encoder of other sizes; in lengths above the windows.
     "windows": {
         **{"token_embeddings": "separate", "d_kv": 10, "num_heads": 6, "num_kv_heads": 2},

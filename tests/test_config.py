@@ -37,6 +37,10 @@ WRONG = [
     ({"token_embeddings": "none", "output_projection": "tied"}, ["tied", "token_embeddings"]),
     ({"output_projection": "none"}, ["output_bias=True", "output_projection='none'"]),
     ({"norm": "std_norm", "d_model": 1, "num_heads": 1, "positions": "none"}, ["d_model=1"]),
+    (
+        {"norm": "unbiased_layer_norm", "d_model": 1, "num_heads": 1, "positions": "none"},
+        ["d_model=1", "norm='unbiased_layer_norm'"],
+    ),
     ({"norm_placement": "pre", "dropout_placement": "norm"}, ["dropout_placement='norm'"]),
     (
         {"decoder_attention": "self_over_memory", "norm_placement": "pre"},

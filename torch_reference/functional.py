@@ -112,10 +112,15 @@ def layer_norm(
     scale: Float[Tensor, " D"],
     bias: Float[Tensor, " D"] | None,
     epsilon: float,
+    unbiased: bool = False,
 ) -> Float[Tensor, "*batch D"]:
-    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016)."""
+    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016).
+
+    Args:
+        unbiased: Whether it is the unbiased variance.
+    """
     mean = x.mean(dim=-1, keepdim=True)
-    variance = x.var(dim=-1, keepdim=True, correction=0)
+    variance = x.var(dim=-1, keepdim=True, correction=1 if unbiased else 0)
     y = (x - mean) / torch.sqrt(variance + epsilon) * scale
     return y if bias is None else y + bias
 

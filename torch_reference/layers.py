@@ -78,8 +78,9 @@ class Norm(nn.Module):
         if self.config.norm == "zero_centered_rms_norm":
             return functional.rms_norm(x, 1 + self.weight, self.config.norm_epsilon)
         parameters = self.weight, self.bias, self.config.norm_epsilon
-        if self.config.norm == "layer_norm":
-            return functional.layer_norm(x, *parameters)
+        if self.config.norm in ("layer_norm", "unbiased_layer_norm"):
+            unbiased = self.config.norm == "unbiased_layer_norm"
+            return functional.layer_norm(x, *parameters, unbiased=unbiased)
         return functional.std_norm(x, *parameters, biased=self.config.norm == "biased_std_norm")
 
 

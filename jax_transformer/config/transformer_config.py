@@ -21,6 +21,14 @@ Layers = Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
 DecoderLayers = Annotated[int, Meta(ge=0, le=MOST_LAYERS)]
 Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Rate = Annotated[float, Meta(ge=0, le=1)]
+NormKind = Literal[
+    "layer_norm",
+    "std_norm",
+    "biased_std_norm",
+    "unbiased_layer_norm",
+    "rms_norm",
+    "zero_centered_rms_norm",
+]
 NormPlacement = Literal["post", "pre", "sandwich"]
 Stack = Literal["encoder", "decoder"]
 # Neither 0 nor infinite in float32.
@@ -153,9 +161,10 @@ class TransformerConfig:
             approximation, "silu" is also called swish.
         norm: "layer_norm" divides by sqrt(biased variance + epsilon) (Ba et al. 2016, as
             torch.nn.LayerNorm); "std_norm" divides by (unbiased standard deviation + epsilon),
-            "biased_std_norm" by (biased standard deviation + epsilon); "rms_norm" divides by
-            sqrt(mean square + epsilon), without a mean and without a bias (Zhang and Sennrich
-            2019); "zero_centered_rms_norm" is the same with the factor 1 + scale.
+            "biased_std_norm" by (biased standard deviation + epsilon), "unbiased_layer_norm" by
+            sqrt(unbiased variance + epsilon); "rms_norm" divides by sqrt(mean square + epsilon),
+            without a mean and without a bias (Zhang and Sennrich 2019);
+            "zero_centered_rms_norm" is the same with the factor 1 + scale.
         norm_epsilon: The epsilon of every norm.
         norm_bias: Whether the norms add a bias.
         norm_placement: "post" norms after the residual addition, as the paper (section 3.1);
@@ -244,9 +253,7 @@ class TransformerConfig:
     feed_forward_bias: bool = True
     gated_feed_forward: bool = False
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    norm: Literal[
-        "layer_norm", "std_norm", "biased_std_norm", "rms_norm", "zero_centered_rms_norm"
-    ] = "layer_norm"
+    norm: NormKind = "layer_norm"
     norm_epsilon: Positive = 1e-5
     norm_bias: bool = True
     norm_placement: NormPlacement = "post"
@@ -461,9 +468,10 @@ class TransformerConfig:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
         if self.head_projection == "shared" and self.key_heads != self.num_heads:
             yield f"num_kv_heads={self.num_kv_heads} must be None where head_projection='shared'"
-        if self.norm == "std_norm" and self.d_model == 1:
-            yield "d_model=1 has no unbiased deviation; norm='std_norm' needs 2 or more"
-        if self.norm == "std_norm" and self.query_key_norm and self.head_dim == 1:
+        unbiased = self.norm in ("std_norm", "unbiased_layer_norm")
+        if unbiased and self.d_model == 1:
+            yield f"d_model=1 has no unbiased deviation; norm={self.norm!r} needs 2 or more"
+        if unbiased and self.query_key_norm and self.head_dim == 1:
             yield "a head of width 1 has no unbiased deviation; query_key_norm=True needs 2 or more"
         if self.final_dropout and not (self.final_norm and self.decoder_has_final_norm):
             yield (

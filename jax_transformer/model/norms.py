@@ -4,15 +4,13 @@ D is d_model in shapes.
 """
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jax_transformer.config.transformer_config import NormKind
 from jax_transformer.kernels.execution import NormForm
-
-Kind = Literal["layer_norm", "std_norm", "biased_std_norm", "rms_norm", "zero_centered_rms_norm"]
 
 
 def norm(
@@ -20,7 +18,7 @@ def norm(
     scale: Float[Array, " D"],
     bias: Float[Array, " D"] | None,
     epsilon: float,
-    kind: Kind,
+    kind: NormKind,
     form: NormForm = "shifted",
 ) -> Float[Array, "*batch D"]:
     """Return the normed rows, times `scale`, plus `bias`.
@@ -29,11 +27,12 @@ def norm(
 
     Args:
         kind: "layer_norm" is (x - mean) / sqrt(variance + epsilon), of the biased variance (Ba et
-            al. 2016). "std_norm" is (x - mean) / (deviation + epsilon), of the unbiased deviation,
-            as many implementations from scratch, "biased_std_norm" of the biased one; a constant
-            row has deviation 0, where the square root has no gradient: 0 is taken, as torch.std
-            does. "rms_norm" is x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019), and
-            "zero_centered_rms_norm" the same, times 1 + scale.
+            al. 2016), "unbiased_layer_norm" the same of the unbiased one. "std_norm" is
+            (x - mean) / (deviation + epsilon), of the unbiased deviation, as many implementations
+            from scratch, "biased_std_norm" of the biased one; a constant row has deviation 0, where
+            the square root has no gradient: 0 is taken, as torch.std does. "rms_norm" is
+            x / sqrt(mean(x²) + epsilon) (Zhang and Sennrich 2019), and "zero_centered_rms_norm"
+            the same, times 1 + scale.
         form: As `Execution.norm`.
     """
     if kind == "zero_centered_rms_norm":
@@ -55,7 +54,7 @@ def _fused_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, " D"],
     bias: Float[Array, " D"] | None,
-    kind: Kind,
+    kind: NormKind,
     epsilon: float,
 ) -> Float[Array, "*batch D"]:
     """Return a norm whose gradient reads `x` once more, and keeps two numbers of each row."""
@@ -66,7 +65,7 @@ def _fused_norm_forward(
     x: Float[Array, "*batch D"],
     scale: Float[Array, " D"],
     bias: Float[Array, " D"] | None,
-    kind: Kind,
+    kind: NormKind,
     epsilon: float,
 ) -> tuple[Float[Array, "*batch D"], tuple[Array | None, ...]]:
     wide = _widened(x)
@@ -79,7 +78,10 @@ def _fused_norm_forward(
 
 
 def _fused_norm_backward(
-    kind: Kind, epsilon: float, kept: tuple[Array | None, ...], gradient: Float[Array, "*batch D"]
+    kind: NormKind,
+    epsilon: float,
+    kept: tuple[Array | None, ...],
+    gradient: Float[Array, "*batch D"],
 ) -> tuple[Float[Array, "*batch D"], Float[Array, " D"], Float[Array, " D"] | None]:
     # With c = x - mean(x), q = sum(c²) / n, f = factor(q) and y = c f scale + bias, and with
     # g = (gradient to y) scale, the gradient to c f:
@@ -106,16 +108,16 @@ def _fused_norm_backward(
 _fused_norm.defvjp(_fused_norm_forward, _fused_norm_backward)
 
 
-def _divisor(kind: Kind, width: int) -> int:
+def _divisor(kind: NormKind, width: int) -> int:
     """Return what the sum of the squares of a row is divided by."""
-    return width - (kind == "std_norm")
+    return width - (kind in ("std_norm", "unbiased_layer_norm"))
 
 
 def _factor(
-    square: Float[Array, "*batch 1"], epsilon: float, kind: Kind
+    square: Float[Array, "*batch 1"], epsilon: float, kind: NormKind
 ) -> Float[Array, "*batch 1"]:
     """Return what a row is multiplied by."""
-    if kind in ("layer_norm", "rms_norm"):
+    if kind not in ("std_norm", "biased_std_norm"):
         return 1 / jnp.sqrt(square + epsilon)
     return 1 / (jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0) + epsilon)
 

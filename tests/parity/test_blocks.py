@@ -15,7 +15,7 @@ from jax_transformer.model import functional, layers, masks
 from jax_transformer.model import transformer as model
 from jax_transformer.model.norms import norm
 from tests.compilation import AS_USERS_DO
-from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH
+from tests.models import BATCH, SOURCE_LENGTH, TARGET_LENGTH, small_config
 from tests.parity.ladder import bound, error
 from tests.tiers import tiered
 
@@ -259,18 +259,19 @@ def test_norm(pair, ladder, scale):
     )
 
 
-@pytest.mark.parametrize("kind", ["layer_norm", "std_norm"])
+@pytest.mark.parametrize("kind", ["layer_norm", "unbiased_layer_norm", "std_norm"])
 def test_norm_far_from_zero_is_exact(x64, kind):
     # At mean 1e3 the fast variance E[x²] - E[x]² is wrong in the tenth digit of float64.
     x = 1e3 + np.random.default_rng(0).normal(size=(BATCH, 43))
     scale, epsilon = np.ones(43), 1e-5
     actual = norm(*map(jax.numpy.asarray, (x, scale)), None, epsilon, kind)
-    expected = getattr(torch_reference.functional, kind)(*map(to_torch, (x, scale)), None, epsilon)
-    assert error(actual, expected) <= 1e-12
+    module = torch_reference.layers.Norm(small_config("torch_nn", norm=kind, norm_bias=False), 43)
+    assert error(actual, module.double()(to_torch(x))) <= 1e-12
 
 
 @pytest.mark.parametrize(
-    "kind", tiered(["layer_norm", "std_norm", "biased_std_norm"], ["std_norm"])
+    "kind",
+    tiered(["layer_norm", "unbiased_layer_norm", "std_norm", "biased_std_norm"], ["std_norm"]),
 )
 def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, kind):
     x, ones = jax.numpy.full((1, 7), 3.0, dtype), jax.numpy.ones(7, dtype)

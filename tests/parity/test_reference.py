@@ -89,11 +89,14 @@ def test_norm_is_torchs(torch_dtype, scale):
     assert_identical(ours(x), theirs(x))
 
 
-def test_std_norm_is_the_printed_formula(torch_dtype):
+def test_norms_by_the_unbiased_deviation_are_the_printed_formulas(torch_dtype):
     x = tensor(BATCH, SOURCE_LENGTH, 43).to(torch_dtype)
     scale, bias = tensor(2, 43).to(torch_dtype)
-    expected = scale * (x - x.mean(-1, True)) / (x.std(-1, keepdim=True) + 1e-6) + bias
-    assert_identical(functional.std_norm(x, scale, bias, 1e-6), expected)
+    outside, inside = x.std(-1, keepdim=True) + 1e-6, (x.var(-1, keepdim=True) + 1e-2).sqrt()
+    centred = scale * (x - x.mean(-1, True))
+    assert_identical(functional.std_norm(x, scale, bias, 1e-6), centred / outside + bias)
+    ours = functional.layer_norm(x, scale, bias, 1e-2, unbiased=True)
+    assert_identical(ours, centred / inside + bias)
 
 
 @pytest.fixture(params=["post", "pre"])

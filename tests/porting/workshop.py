@@ -12,7 +12,7 @@ SCALE = math.sqrt(WIDTH)
 
 
 class UnbiasedNorm(nn.Module):
-    """A norm that no config has: epsilon is added to the unbiased variance, inside of the root."""
+    """A norm that no config has: epsilon is added inside of the root, and outside once more."""
 
     def __init__(self, width, epsilon=1e-6):
         super().__init__()
@@ -21,7 +21,8 @@ class UnbiasedNorm(nn.Module):
 
     def forward(self, x):
         centred = x - x.mean(-1, keepdim=True)
-        return self.weight * centred / (x.var(-1, keepdim=True) + self.epsilon).sqrt() + self.bias
+        deviation = (x.var(-1, keepdim=True) + self.epsilon).sqrt() + self.epsilon
+        return self.weight * centred / deviation + self.bias
 
 
 class Bench(nn.Module):
