@@ -123,8 +123,8 @@ assert error < 1e-4
 
 # %% [markdown]
 # A buffer that the module computes, such as sinusoids, has no parameter: it comes back as this
-# library computes it, which is another rounding of the same numbers. To keep your own bits, load
-# `mine.state_dict() | convert.to_torch(params, config, layout, buffers=False)`.
+# library computes it, which is another rounding of the same numbers. To keep your own bits, pass
+# `buffers=mine.state_dict()` to `convert.to_torch`.
 #
 # ## Saved, and loaded again
 #

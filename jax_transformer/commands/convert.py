@@ -78,6 +78,8 @@ class Arguments(Weights):
             family as --output-layout, a folder.
         adapter: Folder of PEFT whose adapter (LoRA) is merged into the weights.
         output_layout: Layout of the output; the same values as --layout.
+        buffers: Weights as the program wrote them, whose buffers come home bit for bit, for example
+            a table of sinusoids. Without it, buffers are as this library computes them.
         dtype: Floating-point type to convert to; without it, each tensor keeps its own.
         overwrite: Replace an existing output.
         max_shard_size: Most bytes of one weight file of a Hugging Face folder, for example 5GB;
@@ -91,6 +93,7 @@ class Arguments(Weights):
     output: Path
     adapter: Path | None = None
     output_layout: str = "reference"
+    buffers: Path | None = None
     dtype: str | None = None
     overwrite: bool = False
     max_shard_size: str = MAX_SHARD_SIZE
@@ -103,6 +106,9 @@ def convert(arguments: Arguments) -> None:
     output, output_layout = arguments.output, arguments.output_layout
     get_layout(arguments.layout)
     target = get_layout(output_layout)
+    if arguments.buffers is not None and output_layout in FAMILIES:
+        raise InputError(f"--buffers {arguments.buffers} is for a file; {output} will be a folder")
+    buffers = arguments.buffers is None or _read_tensors(arguments.buffers, output_layout)
     if arguments.adapt:
         config, params = adapt(arguments.source, dtype=arguments.dtype)
         tokenizer = read_class(arguments.source, config, "GemmaTokenizer")
@@ -119,12 +125,20 @@ def convert(arguments: Arguments) -> None:
     if family := FAMILIES.get(output_layout):
         _write_folder(model, family, arguments)
     else:
-        tensors, report = to_tensors(model.params, model.config, target, copy=False)
+        options = {"buffers": buffers, "copy": False}
+        tensors, report = to_tensors(model.params, model.config, target, **options)
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
         metadata = recorded if output.suffix == ".safetensors" else None
         files.write(output, tensors, overwrite=arguments.overwrite, metadata=metadata)
         print(report)
     print(f"{output} written, and read back equal")
+
+
+def _read_tensors(path: Path, layout: str) -> dict[str, Any]:
+    """Return the tensors of a file of weights, or of the checkpoint of a training program."""
+    if is_checkpoint(path, layout, None):
+        return read_trainer(path, layout)[1].tensors
+    return files.read_trained(path)
 
 
 def _write_folder(model: SourceModel, family: Family, arguments: Arguments) -> None:

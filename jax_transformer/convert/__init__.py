@@ -119,7 +119,7 @@ def to_torch(
     *,
     dtype: str | None = None,
     allow_nonfinite: bool = False,
-    buffers: bool = True,
+    buffers: bool | Mapping[str, Any] = True,
 ) -> dict[str, torch.Tensor]:
     """Return the state_dict of parameters, ready for `load_state_dict(strict=True)`.
 
@@ -129,14 +129,16 @@ def to_torch(
         layout: The names and shapes to write, as in `get_layout`.
         dtype: Floating-point type to convert to; None keeps that of each tensor.
         allow_nonfinite: Whether NaN and infinity are written.
-        buffers: Whether the layout's computed buffers are written.
+        buffers: Whether the layout's buffers are written, as this library computes them; or the
+            state_dict whose buffers come home bit for bit.
 
     Returns:
         Contiguous tensors that share no memory with `params`; tied names share one tensor.
 
     Raises:
-        ConversionError: The parameters are not those of the config; its report lists every fault.
-        InputError: The layout is unknown.
+        ConversionError: The parameters are not those of the config, or the buffers not those of
+            the layout; its report lists every fault.
+        InputError: The layout is unknown, or `buffers` is no state_dict.
         ModuleNotFoundError: torch is not installed.
     """
     options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}

@@ -142,7 +142,8 @@ class Row:
 class Buffer:
     """A foreign buffer that is computed and not learned, for example a position table.
 
-    `to_params` compares it with the computed value; `to_tensors` writes the computed value.
+    `to_params` compares it with the computed value; `to_tensors` writes the computed value, or what
+    it is given.
 
     Attributes:
         foreign: Its name.

@@ -150,9 +150,7 @@ def to_params(
     compare_names(named, rows, computed, layout, config, report)
 
     arrays, owners = _checked_arrays(rows, named, check)
-    for buffer in computed:
-        if buffer.foreign in named:
-            _compare_computed(buffer, named[buffer.foreign], config, report)
+    _compare_buffers(computed, named, config, report)
     if report.faults:
         raise ConversionError(report)
 
@@ -216,7 +214,7 @@ def to_tensors(
     *,
     dtype: str | None = None,
     allow_nonfinite: bool = False,
-    buffers: bool = True,
+    buffers: bool | Mapping[str, Any] = True,
     copy: bool = True,
 ) -> tuple[dict[str, np.ndarray], Report]:
     """Write parameters as foreign tensors, all or none: the inverse of `to_params`.
@@ -227,7 +225,8 @@ def to_tensors(
         layout: The names and shapes to write.
         dtype: Floating-point type to convert to; None keeps that of each tensor.
         allow_nonfinite: Whether NaN and infinity are written.
-        buffers: Whether the layout's computed buffers are written.
+        buffers: Whether the layout's buffers are written, as they are computed; or arrays by
+            foreign name, whose bits they get.
         copy: Whether the tensors share no memory with `params`. Without a copy they may be
             read-only views of any strides.
 
@@ -236,10 +235,10 @@ def to_tensors(
         are one array under several names; with `copy`, no other two arrays share memory.
 
     Raises:
-        ConversionError: The parameters are not those of the config; its report lists every
-            fault.
-        InputError: The parameters have an adapter, or a computed buffer would be far larger than
-            they are.
+        ConversionError: The parameters are not those of the config, or the buffers not those of
+            the layout; its report lists every fault.
+        InputError: The parameters have an adapter, a computed buffer would be far larger than they
+            are, or `buffers` is no mapping.
     """
     report = Report(layout.name)
     check = _Check(report, dtype, allow_nonfinite)
@@ -258,17 +257,17 @@ def to_tensors(
     for row in rows:
         parts = [arrays[path] for path in row.paths if arrays.get(path) is not None]
         _compare_parts(row, parts, dtype, report)
+    written = () if buffers is False else _buffers(layout, config)
+    given = None if isinstance(buffers, bool) else buffers
+    if given is not None:
+        check_state_dict(given)
+        absent = [buffer.foreign for buffer in written if buffer.foreign not in given]
+        add_names(report, "missing", absent, given)
+        _compare_buffers(written, given, config, report)
     if report.faults:
         raise ConversionError(report)
-    computed = _buffers(layout, config) if buffers else ()
-    size = sum(array.size for array in arrays.values())
-    for buffer in computed:
-        shape = buffer.known_shape(config)
-        if shape is not None and math.prod(shape) > max(FREE_NUMBERS, FREE_SHARE * size):
-            raise InputError(
-                f"{buffer.foreign!r} of max_length={config.max_length} would have the shape "
-                f"{list(shape)}, but the parameters have {size:,} numbers; set a shorter max_length"
-            )
+    if given is None:
+        _check_sizes(written, config, sum(array.size for array in arrays.values()))
 
     tensors: dict[str, np.ndarray] = {}
     owners: dict[tuple[Any, ...], BoundRow] = {}
@@ -283,12 +282,26 @@ def to_tensors(
             tensors[row.foreign] = tensor
             report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
-    for buffer in computed:
+    for buffer in written:
+        if given is not None:
+            tensors[buffer.foreign] = np.array(as_numpy(given[buffer.foreign]), order="C")
+            continue
         value = buffer.value(config)
         value = np.array(value, widest if value.dtype == np.float64 else None, order="C")
         tensors[buffer.foreign] = value
         report.add("computed", buffer.foreign, _text(value))
     return tensors, report
+
+
+def _check_sizes(computed: Iterable[Buffer], config: TransformerConfig, size: int) -> None:
+    """Refuse a buffer that would be far larger than the `size` numbers of the parameters."""
+    for buffer in computed:
+        shape = buffer.known_shape(config)
+        if shape is not None and math.prod(shape) > max(FREE_NUMBERS, FREE_SHARE * size):
+            raise InputError(
+                f"{buffer.foreign!r} of max_length={config.max_length} would have the shape "
+                f"{list(shape)}, but the parameters have {size:,} numbers; set a shorter max_length"
+            )
 
 
 def _within(
@@ -446,6 +459,17 @@ def _compare_copies(
         report.add("tied", row.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
         report.add("not tied", row.foreign, f"differs from {owner.foreign}, its tied copy")
+
+
+def _compare_buffers(
+    buffers: Iterable[Buffer],
+    tensors: Mapping[str, Any],
+    config: TransformerConfig,
+    report: Report,
+) -> None:
+    for buffer in buffers:
+        if buffer.foreign in tensors:
+            _compare_computed(buffer, tensors[buffer.foreign], config, report)
 
 
 def _compare_computed(

@@ -11,7 +11,9 @@ from torch import nn
 from jax_transformer import TransformerConfig
 from jax_transformer.convert import get_layout, write_layout
 from jax_transformer.storage import weights as files
+from tests.convert.foreign import MODELS
 from tests.convert.tools import assert_same_tensors
+from tests.models import small_config
 
 FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}
 FIELDS |= {"num_decoder_layers": 1}
@@ -95,6 +97,10 @@ REFUSED = {
     "dtype": (["weights.pt", "out.pt", *TORCH_NN, "--dtype=int8"], "dtype='int8'"),
     "ending": (["weights.pt", "out.txt", *TORCH_NN], "out.txt: the name must end in"),
     "folder": (["folder", "out.pt"], "is not the folder of a trained model"),
+    "buffers": (
+        ["weights.pt", "out", *TORCH_NN, "--output-layout=marian", "--buffers=weights.pt"],
+        "--buffers weights.pt is for a file; out will be a folder",
+    ),
 }
 
 
@@ -149,6 +155,21 @@ def test_a_layout_file_takes_the_place_of_a_name_and_of_the_config(weights, layo
     assert "agrees" in printed
     both = ("--layout=mine.toml", "--config=config.json")
     assert run("verify", "weights.pt", *both)[0] == 0
+
+
+def test_buffers_come_home_from_the_file_of_the_program(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small_config("pre_norm", max_length=5000)
+    state_dict = MODELS["pre_norm"](config).state_dict()
+    torch.save({"model": state_dict, "step": 7}, "mine.pt")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    options = ("--layout=pre_norm", "--config=config.json")
+    assert run("convert", "mine.pt", "own.safetensors", *options)[0] == 0
+    home = ("convert", "own.safetensors", "back.pt", "--output-layout=pre_norm")
+    code, _ = run(*home, "--buffers=own.safetensors")
+    assert "2 missing" in code
+    assert run(*home, "--buffers=mine.pt")[0] == 0
+    assert_same_tensors(torch.load("back.pt", weights_only=True), state_dict)
 
 
 def test_configs_that_contradict_each_other_are_refused_with_both_names(layout_file, run, tmp_path):

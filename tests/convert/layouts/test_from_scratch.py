@@ -9,9 +9,10 @@ import torch
 
 from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
+from jax_transformer.errors import InputError
 from tests.convert.foreign import MODELS
-from tests.convert.tools import LOGIT_BOUNDS, target_masks
-from tests.models import random_params, random_tokens, small_config
+from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, target_masks
+from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.parity.ladder import error
 
 # Fewer layers compile faster; two of a kind still show whether they are told apart.
@@ -69,6 +70,39 @@ def test_a_position_table_of_another_kind_is_refused(name):
     shorter = state_dict | {buffer.foreign: state_dict[buffer.foreign][..., :-1, :]}
     with pytest.raises(ConversionError, match=f"wrong shape +{buffer.foreign} .*expected"):
         convert.from_torch(shorter, config, name)
+
+
+def test_buffers_come_home_as_they_are_computed_or_as_they_were(name):
+    """Most tables are sines of float32 products, which are rounded unlike ours."""
+    config = small_config(name, max_length=5000)
+    state_dict = MODELS[name](config).state_dict()
+    params = convert.from_torch(state_dict, config, name)
+    assert_same_tensors(convert.to_torch(params, config, name, buffers=state_dict), state_dict)
+    computed = convert.to_torch(params, config, name)
+    tables = [buffer.foreign for buffer in convert.get_layout(name).buffers]
+    equal = {torch.equal(computed[table], state_dict[table]) for table in tables}
+    assert equal == {name == "shared_heads"}
+    without = convert.to_torch(params, config, name, buffers=False)
+    assert without.keys() == state_dict.keys() - set(tables)
+
+
+def test_buffers_of_another_model_do_not_come_home():
+    config = small_config("pre_norm")
+    state_dict = MODELS["pre_norm"](config).state_dict()
+    params = convert.from_torch(state_dict, config, "pre_norm")
+    first, second = (buffer.foreign for buffer in convert.get_layout("pre_norm").buffers)
+    given = {first: state_dict[first][:, :-1], "other": torch.zeros(2)}
+    with pytest.raises(ConversionError) as caught:
+        convert.to_torch(params, config, "pre_norm", buffers=given)
+    assert [(fault.kind, fault.name) for fault in caught.value.report.faults] == [
+        ("missing", second),
+        ("wrong shape", first),
+    ]
+    given = state_dict | {first: 1 + state_dict[first]}
+    with pytest.raises(ConversionError, match=f"not as computed +{first} +is "):
+        convert.to_torch(params, config, "pre_norm", buffers=given)
+    with unchecked(), pytest.raises(InputError, match=r"'mine\.pt' is a path, not a state_dict"):
+        convert.to_torch(params, config, "pre_norm", buffers="mine.pt")
 
 
 @pytest.mark.parametrize("length", [512, 5000])
