@@ -257,17 +257,13 @@ def to_tensors(
     for row in rows:
         parts = [arrays[path] for path in row.paths if arrays.get(path) is not None]
         _compare_parts(row, parts, dtype, report)
-    written = () if buffers is False else _buffers(layout, config)
-    given = None if isinstance(buffers, bool) else buffers
-    if given is not None:
-        check_state_dict(given)
-        absent = [buffer.foreign for buffer in written if buffer.foreign not in given]
-        add_names(report, "missing", absent, given)
-        _compare_buffers(written, given, config, report)
+    computed = () if buffers is False else _buffers(layout, config)
+    given: dict[str, np.ndarray] = {}
+    if not isinstance(buffers, bool):
+        given, computed = _given_buffers(buffers, computed, config, report), ()
     if report.faults:
         raise ConversionError(report)
-    if given is None:
-        _check_sizes(written, config, sum(array.size for array in arrays.values()))
+    _check_sizes(computed, config, sum(array.size for array in arrays.values()))
 
     tensors: dict[str, np.ndarray] = {}
     owners: dict[tuple[Any, ...], BoundRow] = {}
@@ -282,15 +278,28 @@ def to_tensors(
             tensors[row.foreign] = tensor
             report.add(row.kind, row.foreign, f"{', '.join(row.paths)} {_text(tensor)}")
     widest = max((tensor.dtype for tensor in tensors.values()), key=lambda kind: kind.itemsize)
-    for buffer in written:
-        if given is not None:
-            tensors[buffer.foreign] = np.array(as_numpy(given[buffer.foreign]), order="C")
-            continue
+    for buffer in computed:
         value = buffer.value(config)
         value = np.array(value, widest if value.dtype == np.float64 else None, order="C")
         tensors[buffer.foreign] = value
         report.add("computed", buffer.foreign, _text(value))
-    return tensors, report
+    return tensors | given, report
+
+
+def _given_buffers(
+    tensors: Mapping[str, Any],
+    buffers: Iterable[Buffer],
+    config: TransformerConfig,
+    report: Report,
+) -> dict[str, np.ndarray]:
+    """Return copies of the tensors that are buffers; absent and wrong ones are reported."""
+    check_state_dict(tensors)
+    names = [buffer.foreign for buffer in buffers]
+    add_names(report, "missing", [name for name in names if name not in tensors], tensors)
+    _compare_buffers(buffers, tensors, config, report)
+    if report.faults:
+        return {}
+    return {name: np.array(as_numpy(tensors[name]), order="C") for name in names}
 
 
 def _check_sizes(computed: Iterable[Buffer], config: TransformerConfig, size: int) -> None:
