@@ -125,8 +125,9 @@ def convert(arguments: Arguments) -> None:
     if family := FAMILIES.get(output_layout):
         _write_folder(model, family, arguments)
     else:
-        options = {"buffers": buffers, "copy": False}
-        tensors, report = to_tensors(model.params, model.config, target, **options)
+        tensors, report = to_tensors(
+            model.params, model.config, target, buffers=buffers, copy=False
+        )
         recorded = {CONFIG_KEY: json.dumps(model.config.to_dict())}
         metadata = recorded if output.suffix == ".safetensors" else None
         files.write(output, tensors, overwrite=arguments.overwrite, metadata=metadata)
