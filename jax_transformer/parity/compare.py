@@ -1,7 +1,7 @@
 """Two records: which values belong together, which block differs first, and by how much.
 
 Names tell little: a block of one record belongs to that of the other which gave the same values,
-then to that which was given the same values, and else to the next one of its sizes.
+then to that which was given the same values, and else to the next or the nearest of its sizes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from jax_transformer.parity.catalogue import Stage, explain
 from jax_transformer.parity.record import Block, Record
 from jax_transformer.parity.values import Index, Rule, usual_size
 
-HEADINGS = ("a", "b", "paired by", "dtype", "roundings", "")
+HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
 SCHEMA = 1  # of `to_json`; another number means other keys
-PairedBy = Literal["name", "value", "inputs", "order", "nothing"]
+JUMP = 100  # a difference so many times larger than all before it does not come from them
+PairedBy = Literal["name", "value", "inputs", "order", "likeness", "nothing"]
 
 
 class Pair(NamedTuple):
@@ -52,6 +53,9 @@ class Pair(NamedTuple):
         names = dict.fromkeys(name for name in self[:2] if name is not None)
         return " = ".join(name or "the model" for name in names)
 
+    def __str__(self) -> str:
+        return self.name if self.error is None else f"{self.name}, by {self.error:.1e}"
+
     @property
     def roundings(self) -> float | None:
         """The error in units of the precision."""
@@ -63,18 +67,23 @@ class Comparison:
     """The blocks of two records, in the order in which b computed them; prints as a table.
 
     Attributes:
-        pairs: Of blocks; those that only a has are at the end.
+        blocks: Those of b with a's; those that only a has are at the end.
         first_differing: The innermost block that had the same inputs in both and gives another
             output; or the first value that differs or that only one program has, where no block
             was recorded. None if all values that the programs returned agree.
-        explanations: Between which parts of the block it lies, and what would explain it.
-        notes: Where the dtypes of both differ.
+        explanations: Between which parts of the block it lies, and what explains it.
+        notes: What differs earlier, but far less; and where the dtypes of both differ.
     """
 
-    pairs: tuple[Pair, ...]
+    blocks: tuple[Pair, ...]
     first_differing: Pair | None
     explanations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the values that the programs returned agree."""
+        return self.first_differing is None
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return of each pair the cells of `HEADINGS`."""
@@ -83,16 +92,16 @@ class Comparison:
                 *("-" if name is None else name or "(the model)" for name in pair[:2]),
                 f"{pair.paired} {pair.form}".rstrip(),
                 " ".join(dict.fromkeys(pair.dtypes)),
-                "" if pair.roundings is None else f"{pair.roundings:.1e}",
+                *("" if x is None else f"{x:.1e}" for x in (pair.error, pair.roundings)),
                 "<-- first to differ" * (pair is self.first_differing),
             )
-            for pair in self.pairs
+            for pair in self.blocks
         ]
 
     def remarks(self) -> list[str]:
         """Return what is to be said beside the rows, the verdict last."""
         first = self.first_differing
-        verdict = f"a differs from b, first in {first.name}" if first else "a agrees with b"
+        verdict = f"a differs from b, first in {first}" if first else "a agrees with b"
         lines = [f"explanation: {text}" for text in self.explanations]
         return [*lines, *(f"note: {text}" for text in self.notes), verdict]
 
@@ -101,11 +110,11 @@ class Comparison:
         first = self.first_differing
         return {
             "schema": SCHEMA,
-            "agrees": first is None,
+            "agrees": self.agrees,
             "first_differing": first and first._asdict(),
             "explanations": self.explanations,
             "notes": self.notes,
-            "blocks": [pair._asdict() for pair in self.pairs],
+            "blocks": [pair._asdict() for pair in self.blocks],
         }
 
     def __str__(self) -> str:
@@ -125,56 +134,68 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
             8 of half precision.
 
     Returns:
-        A `Comparison`: print it, or read its `first_differing`, None if they agree.
+        A `Comparison`: print it, or read `agrees`, and `first_differing`, None if they agree.
 
     Raises:
         InputError: Nothing that the programs returned has the same size.
     """
     rule = Rule(usual_size(block.outputs[0] for block in b.blocks.values()), bound)
-    sides = _Side(a, rule), _Side(b, rule)
-    pairs = _paired(*sides, rule)
-    if not any(pair.error is not None and not b.blocks[pair.b].kind for pair in pairs):
-        shapes = (list(side.output(side.names[-1]).shape) for side in sides)
-        raise InputError("what a returned has other sizes than b's: {} and {}".format(*shapes))
-    wrong = [pair for pair in pairs if _differs(*sides, pair)]
-    first = (_first_suspect(sides, pairs) or wrong[0]) if wrong else None
-    explanations = tuple(_explanations(*sides, first, pairs)) if first else ()
-    other = [pair for pair in pairs if len({*pair.dtypes}) == 2]
-    notes = (
-        "{} blocks have other dtypes, first {}: {} in a and {} in b".format(
-            len(other), pair.name, *pair.dtypes
-        )
-        for pair in other[:1]
-    )
-    return Comparison(tuple(pairs), first, explanations, tuple(notes))
+    found, notes = _Examined(a, b, rule), list[str]()
+    paired = [pair for pair in found.pairs if pair.error is not None]
+    if not any(found.mixed or not b.blocks[pair.b].kind for pair in paired):
+        shapes = ([*record.blocks.values()][-1].outputs[0].shape for record in (a, b))
+        text = "what a returned has other sizes than b's: {} and {}"
+        raise InputError(text.format(*map(list, shapes)))
+    first = found.first
+    error = first.error if first else None
+    # What differs by little does not hide what differs by far more behind it.
+    while error is not None and JUMP * error < 1:
+        later = _Examined(a, b, rule._replace(least=JUMP * error))
+        if later.first is None:
+            break
+        earlier = later.pairs[: later.pairs.index(later.first)]
+        error, most = later.first.error, max(pair.error or 0.0 for pair in (first, *earlier))
+        if error is None or error > JUMP * most:
+            notes, found = [f"{first} differs earlier, but far less"], later
+    other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
+    text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
+    notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
+    where, why = found.explained(found.first) if found.first else ([], [])
+    explanations = (*where, *(text for text, _ in why))
+    return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 
 class _Side:
-    """A record, and where its values are."""
+    """A record, and which of its values another one has too."""
 
     def __init__(self, record: Record, rule: Rule) -> None:
         self.blocks, self.names = record.blocks, list(record.blocks)
         blocks = record.blocks.values()
+        self.plain = not any(block.kind for block in blocks)  # a function that named its values
         self.outputs = Index((block.outputs[0] for block in blocks), rule)
         self.values = Index((x for b in blocks for x in (*b.outputs, *b.inputs)), rule)
-        self.sizes = {name: self._sizes(name) for name in self.names}
+        self.around = {name: [*self._around(name)] for name in self.names}
+        self.right, self.used = set[str](), set[bytes]()
 
-    def _sizes(self, name: str) -> tuple[int, ...]:
-        """Return what equal blocks share: whether they have parts, sizes of output and weights."""
-        base, block = name.partition("#")[0], self.blocks[name]
-        inside = [b for other, b in self.blocks.items() if f"{other}.".startswith(f"{base}.")]
-        sizes = {weight.size for each in inside for weight in each.weights.values()}
-        large = sorted(size for size in sizes if 4 * size > max(sizes))
-        return bool(block.kind), len(inside) > 1, self.output(name).size, *large
+    def meet(self, other: _Side) -> None:
+        """Find the blocks that are right: their output is known, or that of what it is used in."""
+        self.other = other
+        for name in reversed(self.names):
+            output, around = self.output(name), self.around[name]
+            if self.knows(output) or any(outer in self.right for outer in around):
+                self.right.add(name)
+                self.used |= {x.tobytes() for x in _relevant(self.blocks[name])}
+
+    def knows(self, x: np.ndarray) -> bool:
+        """Return whether the other one has this too, or a right block uses it, or it is given."""
+        if x.dtype.kind in "iub" or x.tobytes() in self.used:
+            return True
+        return any(True for _ in self.other.values.find(x))
 
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
 
-    def knows(self, array: np.ndarray) -> bool:
-        """Return whether the record has these values; whole numbers are what both were given."""
-        return array.dtype.kind in "iub" or any(True for _ in self.values.find(array))
-
-    def around(self, name: str) -> Iterator[str]:
+    def _around(self, name: str) -> Iterator[str]:
         """Yield the blocks that a block was called in, the innermost first."""
         parts = name.partition("#")[0].split(".")
         later = self.names[self.names.index(name) + 1 :]
@@ -182,20 +203,15 @@ class _Side:
             outer = ".".join(parts[:end])
             yield from [other for other in later if other.partition("#")[0] == outer][:1]
 
-    def parts(self, name: str) -> list[str]:
-        """Return the blocks directly in a block's call, in order."""
-        before = self.names[: self.names.index(name)]
-        return [other for other in before if next(self.around(other), None) == name]
+    def inside(self, name: str, directly: bool = True) -> list[str]:
+        """Return the blocks in a block's call, in order."""
+        depth = 1 if directly else None
+        return [part for part, around in self.around.items() if name in around[:depth]]
 
-    def suspects(self, other: _Side) -> Iterator[str]:
-        """Yield the blocks with inputs that the other side knows and an output that it does not.
-
-        A part of a block whose output is known is none: the programs cut that block otherwise.
-        """
-        known = {name: other.knows(self.output(name)) for name in self.names}
+    def suspects(self) -> Iterator[str]:
+        """Yield the blocks of which all inputs are known, but not the output."""
         for name, block in self.blocks.items():
-            fine = not block.kind or any(known[outer] for outer in (name, *self.around(name)))
-            if not fine and all(map(other.knows, _relevant(block))):
+            if block.kind and name not in self.right and all(map(self.knows, _relevant(block))):
                 yield name
 
 
@@ -205,91 +221,184 @@ def _relevant(block: Block) -> list[np.ndarray]:
     return [x for x in floats if (x.ndim, x.shape[-1:]) == (floats[0].ndim, floats[0].shape[-1:])]
 
 
-def _paired(a: _Side, b: _Side, rule: Rule) -> list[Pair]:
-    """Return a pair of each block, in b's order, then those that only a has."""
-    free, found = dict.fromkeys(a.names), dict[str | None, Pair]()
+class _Examined:
+    """Two records under a rule: which blocks belong together, the first that differs, and why."""
 
-    def pair(one: str | None, other: str | None, paired: PairedBy) -> Pair:
-        there = [side.output(n) for side, n in ((a, one), (b, other)) if n is not None]
-        apart = rule.difference(*there) if len(there) == 2 else (None, None, "")
-        return Pair(one, other, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
+    def __init__(self, a: Record, b: Record, rule: Rule) -> None:
+        self.rule, self.sides = rule, (_Side(a, rule), _Side(b, rule))
+        for side, other in (self.sides, self.sides[::-1]):
+            side.meet(other)
+        plain = [side.plain for side in self.sides]
+        self.mixed = plain[0] != plain[1]  # a plain function beside a model
+        self.seen = int(not plain[1] or plain[0])  # the side whose blocks are looked into
+        self.pairs = self._paired()
+        wrong = [pair for pair in self.pairs if self._differs(pair)]
+        self.first = (self._first_suspect() or wrong[0]) if wrong else None
 
-    def add(choices: Iterable[str], name: str, paired: PairedBy) -> None:
-        near = [one for one in choices if one in free] if name not in found else []
-        if near:
-            one = name if name in near else near[0]
-            found[name] = pair(one, name, paired)
-            del free[one]
+    def _sizes(self, side: _Side, name: str) -> tuple[int, ...]:
+        """Return what equal blocks share: whether they have parts, sizes of output and weights."""
+        size, block = side.output(name).size, side.blocks[name]
+        if self.mixed:
+            return (size,)
+        base = name.partition("#")[0]
+        inside = [b for other, b in side.blocks.items() if f"{other}.".startswith(f"{base}.")]
+        sizes = {weight.size for each in inside for weight in each.weights.values()}
+        large = sorted(size for size in sizes if 4 * size > max(sizes))
+        return bool(block.kind), len(inside) > 1, size, *large
 
-    def same_inputs(one: str, other: str) -> bool:
-        given = [*_relevant(a.blocks[one])[:1], *_relevant(b.blocks[other])[:1]]
-        return len(given) == 2 and rule.accepts(rule.difference(*given))
+    def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
+        named = zip(self.sides, (a, b), strict=True)
+        there = [side.output(name) for side, name in named if name is not None]
+        apart = self.rule.difference(*there) if len(there) == 2 else (None, None, "")
+        return Pair(a, b, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
 
-    same_sizes = {
-        name: [one for one in a.names if a.sizes[one] == b.sizes[name]] for name in b.names
-    }
-    for name, block in b.blocks.items():  # the same name, of values that the callers named
-        add([one for one in same_sizes[name] if one == name and not block.kind], name, "name")
-    for name in b.names:
-        near = {a.names[index] for index in a.outputs.find(b.output(name))}
-        add([one for one in same_sizes[name] if one in near], name, "value")
-    for name in b.names:
-        add((one for one in same_sizes[name] if same_inputs(one, name)), name, "inputs")
-    for name in b.names:
-        add(same_sizes[name], name, "order")
-    for name in b.names:  # of blocks that are cut otherwise
-        add([a.names[index] for index in a.outputs.find(b.output(name))], name, "value")
-    alone = [pair(name, None, "nothing") for name in free]
-    return [found.get(name) or pair(None, name, "nothing") for name in b.names] + alone
+    def _paired(self) -> list[Pair]:
+        """Return a pair of each block, in b's order, then those that only a has."""
+        a, b = self.sides
+        free, found = dict.fromkeys(a.names), dict[str | None, Pair]()
 
+        def add(choices: Iterable[str], name: str, paired: PairedBy) -> None:
+            near = [one for one in choices if one in free] if name not in found else []
+            if near:
+                one = name if name in near else near[0]
+                found[name] = self._pair(one, name, paired)
+                del free[one]
 
-def _differs(a: _Side, b: _Side, pair: Pair) -> bool:
-    """Return whether a value that a caller named differs, or only one program has it."""
-    (side, other), name = ((a, b), pair.a) if pair.b is None else ((b, a), pair.b)
-    if side.blocks[name].kind:
-        return False
-    if pair.error is None:
-        return not any(True for _ in other.values.find(side.output(name)))
-    return not pair.error <= b.outputs.rule.limit(pair.epsilon)
+        def same_inputs(one: str, other: str) -> bool:
+            given = [*_relevant(a.blocks[one])[:1], *_relevant(b.blocks[other])[:1]]
+            return len(given) == 2 and self.rule.accepts(self.rule.difference(*given))
 
+        sizes = [{name: self._sizes(side, name) for name in side.names} for side in self.sides]
+        same = {name: [x for x in a.names if sizes[0][x] == sizes[1][name]] for name in b.names}
+        for name, block in b.blocks.items():  # the same name, of values that the callers named
+            named = [one for one in same[name] if one == name]
+            add([x for x in named if not (block.kind or a.blocks[x].kind)], name, "name")
+        for name in b.names:
+            near = {a.names[index] for index in a.outputs.find(b.output(name))}
+            add([one for one in same[name] if one in near], name, "value")
+        alike = {
+            name: [one for one in same[name] if (one in a.right) == (name in b.right)]
+            for name in b.names
+        }
+        for name in b.names:
+            add((one for one in alike[name] if same_inputs(one, name)), name, "inputs")
+        for one, name in self._alike() if self.mixed else ():
+            add([one], name, "likeness")
+        for name in () if self.mixed else b.names:
+            add(alike[name], name, "order")
+        for name in b.names:  # of blocks that are cut otherwise
+            add([a.names[index] for index in a.outputs.find(b.output(name))], name, "value")
+        alone = [self._pair(name, None, "nothing") for name in free]
+        return [found.get(name) or self._pair(None, name, "nothing") for name in b.names] + alone
 
-def _first_suspect(sides: tuple[_Side, _Side], pairs: list[Pair]) -> Pair | None:
-    """Return the pair of the first suspect of either side, by how far into its record it is."""
-    found = [
-        (side.names.index(name) / len(side.names), -position, name)
-        for position, (side, other) in enumerate((sides, sides[::-1]))
-        for name in [next(side.suspects(other), None)]
-        if name is not None
-    ]
-    _, position, name = min(found, default=(0, 0, None))
-    return next((pair for pair in pairs if found and pair[-position] == name), None)
+    def _alike(self) -> list[tuple[str, str]]:
+        """Return the values of a plain function with the blocks of a model that are like them.
 
+        Of those that differ: the same names first, then the nearest, the rest in order. A block is
+        no choice where other values of the model are twice as near: the function did not name it.
+        """
+        plain, model = self.sides[1 - self.seen], self.sides[self.seen]
+        blocks = [name for name in model.names if name not in model.right]
+        inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
+        found = []
+        for name in plain.names:
+            value = plain.output(name)
+            if plain.knows(value):
+                continue
+            apart = [self.rule.unlike(value, x) for x in inner]
+            scores = {other: self.rule.unlike(value, model.output(other)) for other in blocks}
+            most = 2 * min([*apart, *scores.values()], default=0.0)
+            for other, score in scores.items():
+                # What words are looked up is seldom named.
+                looked_up = model.blocks[other].kind and not model.inside(other)
+                looked_up = looked_up and not _relevant(model.blocks[other])
+                if other == name or score <= (min(most, 0.5) if looked_up else most):
+                    ordered = (name, other) if self.seen else (other, name)
+                    found.append((other != name, min(score, 0.5), ordered))
+        return [ordered for *_, ordered in sorted(found, key=lambda one: one[:2])]
 
-def _explanations(a: _Side, b: _Side, first: Pair, pairs: list[Pair]) -> Iterator[str]:
-    """Yield where in a block the difference lies, and what would explain it."""
-    if first.b is None:
-        yield "only a has this block"
-        return
-    block = b.blocks[first.b]
-    own = () if first.a is None else (a.blocks[first.a],)
-    inputs, targets = _relevant(block), [one.outputs[0] for one in (block, *own)]
-    masks = [x for one in (block, *own) for x in one.inputs if not any(x is y for y in inputs)]
-    if not own:
-        yield "only b has this block"
-    elif not all(map(b.knows, _relevant(own[0]))):
-        yield f"what a gives {first.a} is not what b gives {first.b}"
-    before, computed = "its inputs", []
-    for part in b.parts(first.b):
-        missing = [x for x in _relevant(b.blocks[part]) if not a.knows(x)]
-        if missing:
-            yield f"the difference arises in b after {before} and before {part}"
-            partner = next(pair.a for pair in pairs if pair.b == part)
-            given = _relevant(a.blocks[partner]) if partner else []
-            targets = [missing[0], *(x for x in given if x.size == missing[0].size)][:2]
-            break
-        inputs += _relevant(b.blocks[part])
-        if a.knows(b.output(part)):
-            before = part
-            computed.append(b.output(part))
-    weights = [one.weights for one in (*own, block)]
-    yield from explain(Stage([*inputs, *computed], masks, weights, *targets), b.outputs.rule)
+    def _differs(self, pair: Pair) -> bool:
+        """Return whether a value that a caller named differs, or only one program has it."""
+        position = int(pair.b is not None)
+        side, name = self.sides[position], pair[position]
+        if side.blocks[name].kind or (self.mixed and side.plain):  # inside a plain function
+            return False
+        if pair.error is None or self.mixed:
+            return not any(True for _ in side.other.values.find(side.output(name)))
+        return not pair.error <= self.rule.limit(pair.epsilon)
+
+    def _first_suspect(self) -> Pair | None:
+        """Return the pair of the first suspect of either side, by how far into its record it is.
+
+        Beside a plain function, it is the first one whose mistake can be computed, also a part up
+        to the first value that the function named; or else the first one that it named.
+        """
+        found = sorted(
+            (side.names.index(name) / len(side.names), -position, name)
+            for position, side in enumerate(self.sides)
+            for name in side.suspects()
+        )
+        suspects = [self._of(-position, name) for _, position, name in found]
+        if not self.mixed:
+            return next(iter(suspects), None)
+        side = self.sides[self.seen]
+        for suspect in suspects:
+            inside = side.inside(suspect[self.seen], directly=False)
+            parts = [self._of(self.seen, part) for part in inside if part not in side.right]
+            named = [number for number, part in enumerate(parts) if part.error is not None]
+            for pair in [*parts[: named[0] + 1 if named else None], suspect]:
+                if why := self.explained(pair)[1]:
+                    return self._matched(pair, why[0][1])
+        matched = (self._matched(suspect, None) for suspect in suspects)
+        return next((pair for pair in matched if pair.error is not None), None)
+
+    def _of(self, position: int, name: str) -> Pair:
+        return next(pair for pair in self.pairs if pair[position] == name)
+
+    def _matched(self, pair: Pair, value: np.ndarray | None) -> Pair:
+        """Return a block's pair with the value that it explains, or that its last part returned."""
+        plain, model = self.sides[1 - self.seen], self.sides[self.seen]
+        output = model.output(pair[self.seen]).tobytes()
+        for other in self.pairs:
+            if pair.error is None and other.error is not None:
+                if model.output(other[self.seen]).tobytes() == output:
+                    value = plain.output(other[1 - self.seen])
+        if pair.error is None and value is not None:
+            one = next(one for one in plain.names if plain.output(one) is value)
+            names = (one, pair.b) if self.seen else (pair.a, one)
+            self.pairs[self.pairs.index(pair)] = pair = self._pair(*names, "likeness")
+        return pair
+
+    def explained(self, pair: Pair) -> tuple[list[str], list[tuple[str, np.ndarray | None]]]:
+        """Return where in a pair the difference lies, and what explains which value there."""
+        if None in pair[:2] and not self.mixed:
+            return [f"only {'a' if pair.b is None else 'b'} has this block"], []
+        side, other, own = self.sides[self.seen], self.sides[1 - self.seen], pair[self.seen]
+        partner = pair[1 - self.seen]
+        blocks = [side.blocks[own], *([] if partner is None else [other.blocks[partner]])]
+        inputs, target, where = _relevant(blocks[0]), side.output(own), []
+        if not all(other.knows(x) for one in blocks[1:] for x in _relevant(one)):
+            where = [f"what a gives {pair.a} is not what b gives {pair.b}"]
+        before, computed = "its inputs", list[np.ndarray]()
+        for part in side.inside(own):
+            given = _relevant(side.blocks[part])
+            missing = [] if part in side.right else [x for x in given if not side.knows(x)]
+            if missing and not (self.mixed and self._of(self.seen, part).error is None):
+                target = missing[0]
+                until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
+                text = (
+                    f"the difference arises in {'ab'[self.seen]} after {before} and before {until}"
+                )
+                where.append(text)
+                break
+            before = part if part in side.right else before
+            inputs += given
+            computed.append(side.output(part))
+        masks = [x for one in blocks for x in one.inputs if not any(x is y for y in inputs)]
+        values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
+        there = [x for x in values.values() if x.size == target.size]
+        weights = [one.weights for one in blocks if one.kind]
+        stage = Stage([*inputs, *computed], masks, weights, target, there)
+        found = explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen])
+        whole = target is side.output(own)
+        return where, [(text, value if whole else None) for text, value in found]

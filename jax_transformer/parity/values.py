@@ -25,15 +25,19 @@ class Difference(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is no difference: `bound` roundings, None is the default; and the floor of scales."""
+    """What is no difference: `bound` roundings, None is the default, or an error of `least`.
+
+    `floor` is that of scales.
+    """
 
     floor: float = 0.0
     bound: float | None = None
+    least: float = 0.0
 
     def limit(self, epsilon: float) -> float:
         """Return the largest error at a precision."""
         usual = FEW_ROUNDINGS if epsilon > HALF else ROUNDINGS
-        return epsilon * (usual if self.bound is None else self.bound)
+        return max(self.least, epsilon * (usual if self.bound is None else self.bound))
 
     def accepts(self, difference: Difference) -> bool:
         """Return whether this is rounding."""
@@ -67,6 +71,11 @@ class Rule(NamedTuple):
             if self.accepts(nearest):
                 break
         return nearest
+
+    def unlike(self, a: np.ndarray, b: np.ndarray) -> float:
+        """Return how far two arrays are apart if each is divided by its largest number."""
+        a, b = (x / (np.abs(_finite(x)).max() or 1.0) for x in (a, b))
+        return self._replace(floor=0.0).difference(a, b).error
 
 
 class Index:

@@ -59,7 +59,8 @@ WORDS = {  # what the explanation must say
 
 
 class Mistake:
-    def __init__(self, text=""):
+    def __init__(self, text="", rotary=False):
+        self.rotary = rotary
         self.kind, _, self.place = text.partition(" at ")
 
     def has(self, kind, place):
@@ -87,6 +88,8 @@ def attend(mistake, place, q, k, v, mask):
         return jnp.moveaxis(z.reshape(*z.shape[:-1], HEADS, size), -2, -3)
 
     q, k, v = map(split, (q, k, v))
+    if mistake.rotary and ".1" not in place[-2:]:
+        q, k = (turned(z, mistake.has("halves rotated", place)) for z in (q, k))
     scale = {"no scale": 1, "scale by width": WIDTH**-0.5}
     factor = scale.get(mistake.kind, size**-0.5) if mistake.place == place else size**-0.5
     scores = q @ k.mT * factor
@@ -97,6 +100,14 @@ def attend(mistake, place, q, k, v, mask):
         return heads.reshape(*heads.shape[:-3], -1, WIDTH)
     heads = jnp.moveaxis(heads, -3, -1 if interleaved else -2)
     return heads.reshape(*heads.shape[:-2], WIDTH)
+
+
+def turned(z, halves):
+    """Return heads [..., L, d] rotated by position: neighbours, or by mistake both halves."""
+    angle = jnp.arange(z.shape[-2], dtype=z.dtype)[:, None] * 0.5 ** jnp.arange(z.shape[-1] // 2)
+    x, y = jnp.split(z, 2, -1) if halves else (z[..., ::2], z[..., 1::2])
+    x, y = x * jnp.cos(angle) - y * jnp.sin(angle), x * jnp.sin(angle) + y * jnp.cos(angle)
+    return jnp.concatenate([x, y], -1) if halves else jnp.stack([x, y], -1).reshape(z.shape)
 
 
 def activate(mistake, place, x):

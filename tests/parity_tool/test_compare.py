@@ -44,7 +44,7 @@ def first(a, b, **options):
 def test_equal_programs_agree():
     agreed, comparison = first(recorded(Torch()), recorded(Torch()))
     assert agreed is None
-    assert {pair.paired for pair in comparison.pairs} == {"value", "name"}
+    assert {pair.paired for pair in comparison.blocks} == {"value", "name"}
     assert str(comparison).splitlines()[-1] == "a agrees with b"
 
 
@@ -89,7 +89,7 @@ def test_values_are_found_under_other_names_and_in_other_arrangements():
                 parity.record_arrays({"a": a}), parity.record_arrays({"b": b})
             )
             assert found is None
-            assert comparison.pairs[0].paired == "value"
+            assert comparison.blocks[0].paired == "value"
     shuffled = RANDOM.permutation(x.ravel()).reshape(x.shape)
     assert first(parity.record_arrays({"a": shuffled}), parity.record_arrays({"b": x}))[0]
 
@@ -124,7 +124,7 @@ def test_dtypes_side_by_side_and_the_bound_of_the_coarser_one():
     assert "other dtypes, first norm: float32 in a and float64 in b" in comparison.notes[0]
     assert first(rounded, exact, bound=1e-3)[0] is not None
     half = recorded(Torch(), dtype=torch.bfloat16)
-    assert max(p.error for p in first(half, exact)[1].pairs) > 1e-3
+    assert max(p.error for p in first(half, exact)[1].blocks) > 1e-3
 
 
 def test_a_block_that_only_one_program_has():

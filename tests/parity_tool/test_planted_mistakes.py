@@ -51,7 +51,7 @@ def compared(copy, text):
 def test_a_right_copy_agrees_block_by_block(copy):
     comparison = compared(copy, "")
     assert comparison.first_differing is None
-    values = [pair for pair in comparison.pairs if pair.paired == "value"]
+    values = [pair for pair in comparison.blocks if pair.paired == "value"]
     assert len(values) >= 58  # of 62 blocks: the Linen copy has no module of a network
     assert max(pair.roundings for pair in values) < 16
 

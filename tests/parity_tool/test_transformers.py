@@ -102,8 +102,8 @@ def compared(model_type, change=lambda params: None, **fields):
 def test_the_right_model_agrees(model_type):
     comparison = compared(model_type)
     assert comparison.first_differing is None
-    values = [pair for pair in comparison.pairs if pair.paired == "value"]
-    assert len(values) > 0.8 * sum(pair.b is not None for pair in comparison.pairs)
+    values = [pair for pair in comparison.blocks if pair.paired == "value"]
+    assert len(values) > 0.8 * sum(pair.b is not None for pair in comparison.blocks)
 
 
 @pytest.mark.parametrize(("model_type", "fields", "block", "words"), WRONG_FIELDS)
