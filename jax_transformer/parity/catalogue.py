@@ -25,49 +25,45 @@ class Stage(NamedTuple):
     """A part of a computation that differs: what one program computed, and the other one did not.
 
     `inputs` [..., D] are what its block was given and what its parts computed before the
-    difference; `masks` other arrays that both blocks were given; `weights` those of both; `there`
-    the values of this size that only the other program has.
+    difference; `masks` other arrays that it was given; `weights` its own; `there` the values of
+    this size that only the other program has.
     """
 
     inputs: Sequence[np.ndarray]
     masks: Sequence[np.ndarray]
-    weights: Sequence[Mapping[str, np.ndarray]]
+    weights: Mapping[str, np.ndarray]
     here: np.ndarray
     there: Sequence[np.ndarray]
 
 
-def explain(stage: Stage, rule: Rule, here: str, there: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what explains a difference between two programs, with the value that it explains.
+def explain(stage: Stage, rule: Rule, here: str, there: str) -> Iterator[str]:
+    """Yield what explains a difference between two programs.
 
     Each is computed: from the same inputs, one formula gives the value of `here`, another one that
     of `there`; or a change of the value of one program gives that of the other one.
     """
     targets = Index([stage.here, *stage.there], rule)
     stage = stage._replace(inputs=[_rows(x) for x in stage.inputs])
-    ways = [stage._replace(weights=[weights]) for weights in stage.weights] or [stage]
-    texts = dict[str, np.ndarray]()
-    once = ((stage, candidates) for candidates in OTHERS)
-    for way, candidates in [*itertools.product(ways, WEIGHTED), *once] if stage.there else ():
+    for candidates in CATALOGUE if stage.there else ():
         found: dict[int, list[tuple[float, str]]] = {}
         with np.errstate(all="ignore"):
-            for words, candidate in candidates(way):
+            for words, candidate in candidates(stage):
                 for target in targets.find(candidate):
                     error = rule.difference(targets.arrays[target], candidate).error
                     found.setdefault(target, []).append((error, words))
-        first = _indistinct(found.pop(0, []), stage.here)
-        other = min(found, key=lambda target: min(found[target]), default=0)
-        second = _indistinct(found.get(other, []), stage.here)
-        if all("transposed" in words for words in first):  # frameworks store kernels either way
-            first, second = ([_turned(words) for words in both] for both in (first, second))
-        if first and second and not {*first} & {*second}:
-            pair = " or ".join(first), " or ".join(second)
-            texts[f"{here} has {pair[0]}, and {there} has {pair[1]}"] = stage.there[other - 1]
-    yield from texts.items()
+        both = [
+            _indistinct(each, stage.here)
+            for each in (found.pop(0, []), min(found.values(), key=min, default=[]))
+        ]
+        if all("transposed" in words for words in both[0]):  # frameworks store kernels either way
+            both = [[_turned(words) for words in each] for each in both]
+        if all(both) and not {*both[0]} & {*both[1]}:
+            yield f"{here} has {' or '.join(both[0])}, and {there} has {' or '.join(both[1])}"
     for value in stage.there:
         with np.errstate(all="ignore"):
             for words, candidate, target in _changes(value, stage):
                 if rule.accepts(rule.difference(target, candidate)):
-                    yield words.format(here, there), value
+                    yield words.format(here, there)
 
 
 def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[str]:
@@ -84,9 +80,9 @@ def _turned(words: str) -> str:
 
 
 def _norms(stage: Stage) -> Candidates:
-    for x, weights in itertools.product(stage.inputs[:1], stage.weights):
+    for x in stage.inputs[:1]:
         size = x.shape[-1]
-        vectors = {key: w.astype(float) for key, w in weights.items() if w.shape == (size,)}
+        vectors = {key: w.astype(float) for key, w in stage.weights.items() if w.shape == (size,)}
         bias = sum(w for key, w in vectors.items() if "bias" in key)
         scale = math.prod(w for key, w in vectors.items() if "bias" not in key)
         for (name, mean), epsilon in itertools.product(MEANS.items(), EPSILONS):
@@ -105,16 +101,16 @@ def _activations(stage: Stage) -> Candidates:
 
 def _products(stage: Stage) -> Candidates:
     values = [_rows(value) for value in (stage.here, *stage.there)]
-    for x, weights in itertools.product(stage.inputs[:1], stage.weights):
+    for x in stage.inputs[:1]:
         size = x.shape[-1]
         matrices = [
-            w.astype(float) for w in weights.values() if w.size > size and not w.size % size
+            w.astype(float) for w in stage.weights.values() if w.size > size and not w.size % size
         ]
         for matrix, transposed in itertools.product(matrices, ("", "transposed ")):
             kernel = matrix.reshape(-1, size).T if transposed else matrix.reshape(size, -1)
             width, words = kernel.shape[1], f"a product with the {transposed}kernel"
             product = x @ kernel
-            biases = [("", w.ravel()) for w in weights.values() if w.size == width]
+            biases = [("", w.ravel()) for w in stage.weights.values() if w.size == width]
             for bias, added in [*biases, (" without bias", 0.0)]:
                 yield f"{words}{bias}", product + added
                 for value in (value for value in values if value.shape == product.shape):
@@ -224,4 +220,4 @@ MEANS: dict[str, Callable[[np.ndarray], Any]] = {
     "layer norm": lambda x: x.mean(-1, keepdims=True),
     "root mean square norm": lambda x: 0,
 }
-WEIGHTED, OTHERS = (_norms, _products), (_activations, _attentions)
+CATALOGUE = (_norms, _products, _activations, _attentions)

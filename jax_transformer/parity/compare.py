@@ -1,13 +1,13 @@
 """Two records: which values belong together, which block differs first, and by how much.
 
 Names tell little: a block of one record belongs to that of the other which gave the same values,
-then to that which was given the same values, and else to the next or the nearest of its sizes.
+then to that whose values are the nearest, among those of its sizes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from jax_transformer.parity.values import Index, Rule, usual_size
 HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
 SCHEMA = 1  # of `to_json`; another number means other keys
 JUMP = 100  # a difference so many times larger than all before it does not come from them
-PairedBy = Literal["name", "value", "inputs", "order", "likeness", "nothing"]
+PairedBy = Literal["name", "value", "likeness", "nothing"]
 
 
 class Pair(NamedTuple):
@@ -161,8 +161,7 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
     text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
     notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
     where, why = found.explained(found.first) if found.first else ([], [])
-    explanations = (*where, *(text for text, _ in why))
-    return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
+    return Comparison(tuple(found.pairs), found.first, (*where, *why), tuple(notes))
 
 
 class _Side:
@@ -178,7 +177,7 @@ class _Side:
         self.right, self.used = set[str](), set[bytes]()
 
     def meet(self, other: _Side) -> None:
-        """Find the blocks that are right: their output is known, or that of what it is used in."""
+        """Find the blocks that are right: their output is, or that of a block around them."""
         self.other = other
         for name in reversed(self.names):
             output, around = self.output(name), self.around[name]
@@ -186,11 +185,25 @@ class _Side:
                 self.right.add(name)
                 self.used |= {x.tobytes() for x in _relevant(self.blocks[name])}
 
-    def knows(self, x: np.ndarray) -> bool:
-        """Return whether the other one has this too, or a right block uses it, or it is given."""
-        if x.dtype.kind in "iub" or x.tobytes() in self.used:
-            return True
+    def finds(self, x: np.ndarray) -> bool:
+        """Return whether the other record has these values."""
         return any(True for _ in self.other.values.find(x))
+
+    def knows(self, x: np.ndarray) -> bool:
+        """Return whether a value is right: given, used by a right block, or in the other record."""
+        return x.dtype.kind in "iub" or x.tobytes() in self.used or self.finds(x)
+
+    def sizes(self, name: str, mixed: bool) -> tuple[int, ...]:
+        """Return what blocks that belong together share: the size, and whether they have parts."""
+        size = self.output(name).size
+        if mixed:  # a plain function has only values
+            return (size,)
+        return size, bool(self.blocks[name].kind), bool(self.inside(name))
+
+    def looks_up(self, name: str) -> bool:
+        """Return whether a block is given whole numbers alone and has no parts."""
+        block = self.blocks[name]
+        return bool(block.kind) and not (_relevant(block) or self.inside(name))
 
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
@@ -222,29 +235,21 @@ def _relevant(block: Block) -> list[np.ndarray]:
 
 
 class _Examined:
-    """Two records under a rule: which blocks belong together, the first that differs, and why."""
+    """Two records under a rule: which blocks belong together, the first that differs, and why.
+
+    `model` is the side whose blocks are looked into: b, or a where only b is a plain function.
+    """
 
     def __init__(self, a: Record, b: Record, rule: Rule) -> None:
         self.rule, self.sides = rule, (_Side(a, rule), _Side(b, rule))
         for side, other in (self.sides, self.sides[::-1]):
             side.meet(other)
-        plain = [side.plain for side in self.sides]
-        self.mixed = plain[0] != plain[1]  # a plain function beside a model
-        self.seen = int(not plain[1] or plain[0])  # the side whose blocks are looked into
+        self.mixed = self.sides[0].plain != self.sides[1].plain
+        self.seen = 0 if self.mixed and self.sides[1].plain else 1
+        self.model, self.other = self.sides[self.seen], self.sides[1 - self.seen]
         self.pairs = self._paired()
         wrong = [pair for pair in self.pairs if self._differs(pair)]
         self.first = (self._first_suspect() or wrong[0]) if wrong else None
-
-    def _sizes(self, side: _Side, name: str) -> tuple[int, ...]:
-        """Return what equal blocks share: whether they have parts, sizes of output and weights."""
-        size, block = side.output(name).size, side.blocks[name]
-        if self.mixed:
-            return (size,)
-        base = name.partition("#")[0]
-        inside = [b for other, b in side.blocks.items() if f"{other}.".startswith(f"{base}.")]
-        sizes = {weight.size for each in inside for weight in each.weights.values()}
-        large = sorted(size for size in sizes if 4 * size > max(sizes))
-        return bool(block.kind), len(inside) > 1, size, *large
 
     def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
         named = zip(self.sides, (a, b), strict=True)
@@ -255,76 +260,73 @@ class _Examined:
     def _paired(self) -> list[Pair]:
         """Return a pair of each block, in b's order, then those that only a has."""
         a, b = self.sides
-        free, found = dict.fromkeys(a.names), dict[str | None, Pair]()
+        pairs, taken, used = list[Pair](), (set[str](), set[str]()), dict[str, bytes]()
+
+        def join(one: str, name: str, paired: PairedBy) -> None:
+            pairs.append(self._pair(one, name, paired))
+            taken[0].add(one)
+            taken[1].add(name)
 
         def add(choices: Iterable[str], name: str, paired: PairedBy) -> None:
-            near = [one for one in choices if one in free] if name not in found else []
-            if near:
-                one = name if name in near else near[0]
-                found[name] = self._pair(one, name, paired)
-                del free[one]
+            near = [one for one in choices if one not in taken[0] and name not in taken[1]]
+            for one in [name] if name in near else near[:1]:
+                join(one, name, paired)
 
-        def same_inputs(one: str, other: str) -> bool:
-            given = [*_relevant(a.blocks[one])[:1], *_relevant(b.blocks[other])[:1]]
-            return len(given) == 2 and self.rule.accepts(self.rule.difference(*given))
-
-        sizes = [{name: self._sizes(side, name) for name in side.names} for side in self.sides]
-        same = {name: [x for x in a.names if sizes[0][x] == sizes[1][name]] for name in b.names}
+        sizes = {name: a.sizes(name, self.mixed) for name in a.names}
+        same = {
+            name: [one for one in a.names if sizes[one] == b.sizes(name, self.mixed)]
+            for name in b.names
+        }
+        equal = {name: [a.names[i] for i in a.outputs.find(b.output(name))] for name in b.names}
         for name, block in b.blocks.items():  # the same name, of values that the callers named
             named = [one for one in same[name] if one == name]
             add([x for x in named if not (block.kind or a.blocks[x].kind)], name, "name")
         for name in b.names:
-            near = {a.names[index] for index in a.outputs.find(b.output(name))}
-            add([one for one in same[name] if one in near], name, "value")
-        alike = {
-            name: [one for one in same[name] if (one in a.right) == (name in b.right)]
-            for name in b.names
-        }
-        for name in b.names:
-            add((one for one in alike[name] if same_inputs(one, name)), name, "inputs")
-        for one, name in self._alike() if self.mixed else ():
-            add([one], name, "likeness")
-        for name in () if self.mixed else b.names:
-            add(alike[name], name, "order")
+            add([one for one in equal[name] if one in same[name]], name, "value")
+        for names in self._alike(same):
+            value, block = names[1 - self.seen], names[self.seen]
+            output = self.model.output(block).tobytes()  # perhaps that of its last part too
+            if block not in taken[self.seen] and used.setdefault(value, output) == output:
+                join(*names, "likeness")
         for name in b.names:  # of blocks that are cut otherwise
-            add([a.names[index] for index in a.outputs.find(b.output(name))], name, "value")
-        alone = [self._pair(name, None, "nothing") for name in free]
-        return [found.get(name) or self._pair(None, name, "nothing") for name in b.names] + alone
+            add(equal[name], name, "value")
+        pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
+        pairs += [self._pair(None, name, "nothing") for name in b.names if name not in taken[1]]
+        places = {name: place for place, name in enumerate(b.names)}
+        return sorted(pairs, key=lambda pair: places.get(pair.b, len(places)))
 
-    def _alike(self) -> list[tuple[str, str]]:
-        """Return the values of a plain function with the blocks of a model that are like them.
+    def _alike(self, same: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+        """Return names in a and b of values that differ: equal names first, then the nearest.
 
-        Of those that differ: the same names first, then the nearest, the rest in order. A block is
-        no choice where other values of the model are twice as near: the function did not name it.
+        Those that are not near come in order. A block is no choice for the value of a plain
+        function that is twice as near to another one: the function did not name the block's.
         """
-        plain, model = self.sides[1 - self.seen], self.sides[self.seen]
+        model, found = self.model, []
         blocks = [name for name in model.names if name not in model.right]
         inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
-        found = []
-        for name in plain.names:
-            value = plain.output(name)
-            if plain.knows(value):
-                continue
-            apart = [self.rule.unlike(value, x) for x in inner]
-            scores = {other: self.rule.unlike(value, model.output(other)) for other in blocks}
-            most = 2 * min([*apart, *scores.values()], default=0.0)
-            for other, score in scores.items():
-                # What words are looked up is seldom named.
-                looked_up = model.blocks[other].kind and not model.inside(other)
-                looked_up = looked_up and not _relevant(model.blocks[other])
-                if other == name or score <= (min(most, 0.5) if looked_up else most):
-                    ordered = (name, other) if self.seen else (other, name)
-                    found.append((other != name, min(score, 0.5), ordered))
-        return [ordered for *_, ordered in sorted(found, key=lambda one: one[:2])]
+        for value in (name for name in self.other.names if name not in self.other.right):
+            x, scores = self.other.output(value), dict[tuple[str, str], float]()
+            for block in blocks:
+                names = (value, block) if self.seen else (block, value)
+                if names[0] in same[names[1]]:
+                    scores[names] = self.rule.unlike(x, model.output(block))
+            apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
+            most = 2 * min([*apart, *scores.values()])
+            for names, score in scores.items():
+                # A function seldom names what words are looked up.
+                looked_up = self.mixed and model.looks_up(names[self.seen])
+                if names[0] == names[1] or score <= (min(most, 0.5) if looked_up else most):
+                    found.append((names[0] != names[1], min(score, 0.5), names))
+        return [names for *_, names in sorted(found, key=lambda one: one[:2])]
 
     def _differs(self, pair: Pair) -> bool:
         """Return whether a value that a caller named differs, or only one program has it."""
         position = int(pair.b is not None)
         side, name = self.sides[position], pair[position]
-        if side.blocks[name].kind or (self.mixed and side.plain):  # inside a plain function
+        if side.blocks[name].kind or (self.mixed and side.plain):
             return False
         if pair.error is None or self.mixed:
-            return not any(True for _ in side.other.values.find(side.output(name)))
+            return not side.finds(side.output(name))
         return not pair.error <= self.rule.limit(pair.epsilon)
 
     def _first_suspect(self) -> Pair | None:
@@ -339,66 +341,41 @@ class _Examined:
             for name in side.suspects()
         )
         suspects = [self._of(-position, name) for _, position, name in found]
-        if not self.mixed:
-            return next(iter(suspects), None)
-        side = self.sides[self.seen]
-        for suspect in suspects:
-            inside = side.inside(suspect[self.seen], directly=False)
-            parts = [self._of(self.seen, part) for part in inside if part not in side.right]
-            named = [number for number, part in enumerate(parts) if part.error is not None]
+        for suspect in suspects if self.mixed else ():
+            inside = self.model.inside(suspect[self.seen], directly=False)
+            parts = [self._of(self.seen, name) for name in inside if name not in self.model.right]
+            named = [place for place, part in enumerate(parts) if part.error is not None]
             for pair in [*parts[: named[0] + 1 if named else None], suspect]:
-                if why := self.explained(pair)[1]:
-                    return self._matched(pair, why[0][1])
-        matched = (self._matched(suspect, None) for suspect in suspects)
-        return next((pair for pair in matched if pair.error is not None), None)
+                if self.explained(pair)[1]:
+                    return pair
+        return next((one for one in suspects if not self.mixed or one.error is not None), None)
 
     def _of(self, position: int, name: str) -> Pair:
         return next(pair for pair in self.pairs if pair[position] == name)
 
-    def _matched(self, pair: Pair, value: np.ndarray | None) -> Pair:
-        """Return a block's pair with the value that it explains, or that its last part returned."""
-        plain, model = self.sides[1 - self.seen], self.sides[self.seen]
-        output = model.output(pair[self.seen]).tobytes()
-        for other in self.pairs:
-            if pair.error is None and other.error is not None:
-                if model.output(other[self.seen]).tobytes() == output:
-                    value = plain.output(other[1 - self.seen])
-        if pair.error is None and value is not None:
-            one = next(one for one in plain.names if plain.output(one) is value)
-            names = (one, pair.b) if self.seen else (pair.a, one)
-            self.pairs[self.pairs.index(pair)] = pair = self._pair(*names, "likeness")
-        return pair
-
-    def explained(self, pair: Pair) -> tuple[list[str], list[tuple[str, np.ndarray | None]]]:
-        """Return where in a pair the difference lies, and what explains which value there."""
+    def explained(self, pair: Pair) -> tuple[list[str], list[str]]:
+        """Return where in a pair the difference lies, and what explains it."""
         if None in pair[:2] and not self.mixed:
             return [f"only {'a' if pair.b is None else 'b'} has this block"], []
-        side, other, own = self.sides[self.seen], self.sides[1 - self.seen], pair[self.seen]
-        partner = pair[1 - self.seen]
-        blocks = [side.blocks[own], *([] if partner is None else [other.blocks[partner]])]
-        inputs, target, where = _relevant(blocks[0]), side.output(own), []
-        if not all(other.knows(x) for one in blocks[1:] for x in _relevant(one)):
-            where = [f"what a gives {pair.a} is not what b gives {pair.b}"]
-        before, computed = "its inputs", list[np.ndarray]()
-        for part in side.inside(own):
-            given = _relevant(side.blocks[part])
-            missing = [] if part in side.right else [x for x in given if not side.knows(x)]
+        model, other, here = self.model, self.other, pair[self.seen]
+        block, target, where = model.blocks[here], model.output(here), list[str]()
+        if not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
+            where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
+        inputs, computed, before = _relevant(block), list[np.ndarray](), "its inputs"
+        for part in model.inside(here):
+            given = _relevant(model.blocks[part])
+            missing = [] if part in model.right else [x for x in given if not model.knows(x)]
             if missing and not (self.mixed and self._of(self.seen, part).error is None):
                 target = missing[0]
                 until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
-                text = (
-                    f"the difference arises in {'ab'[self.seen]} after {before} and before {until}"
-                )
-                where.append(text)
+                side = "ab"[self.seen]
+                where.append(f"the difference arises in {side} after {before} and before {until}")
                 break
-            before = part if part in side.right else before
+            before = part if part in model.right else before
             inputs += given
-            computed.append(side.output(part))
-        masks = [x for one in blocks for x in one.inputs if not any(x is y for y in inputs)]
+            computed.append(model.output(part))
+        masks = [x for x in block.inputs if not any(x is y for y in inputs)]
         values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
         there = [x for x in values.values() if x.size == target.size]
-        weights = [one.weights for one in blocks if one.kind]
-        stage = Stage([*inputs, *computed], masks, weights, target, there)
-        found = explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen])
-        whole = target is side.output(own)
-        return where, [(text, value if whole else None) for text, value in found]
+        stage = Stage([*inputs, *computed], masks, block.weights, target, there)
+        return where, list(explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen]))
