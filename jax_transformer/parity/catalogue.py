@@ -89,6 +89,8 @@ def _norms(stage: Stage) -> Candidates:
             moved = x - mean(x)
             normed = moved / np.sqrt((moved**2).mean(-1, keepdims=True) + epsilon)
             yield f"a {name} of epsilon {epsilon:g}", normed * scale + bias
+            if np.any(bias):
+                yield f"a {name} of epsilon {epsilon:g} without bias", normed * scale
 
 
 def _activations(stage: Stage) -> Candidates:

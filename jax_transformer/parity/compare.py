@@ -355,11 +355,13 @@ class _Examined:
 
     def explained(self, pair: Pair) -> tuple[list[str], list[str]]:
         """Return where in a pair the difference lies, and what explains it."""
-        if None in pair[:2] and not self.mixed:
-            return [f"only {'a' if pair.b is None else 'b'} has this block"], []
+        if pair[self.seen] is None:
+            return ["only a has this block"], []
         model, other, here = self.model, self.other, pair[self.seen]
         block, target, where = model.blocks[here], model.output(here), list[str]()
-        if not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
+        if pair.a is None and not self.mixed:
+            where.append("only b has this block")
+        elif not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
             where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
         inputs, computed, before = _relevant(block), list[np.ndarray](), "its inputs"
         for part in model.inside(here):
