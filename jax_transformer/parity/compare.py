@@ -20,6 +20,7 @@ from jax_transformer.parity.values import Index, Rule, usual_size
 HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
 SCHEMA = 1  # of `to_json`; another number means other keys
 JUMP = 100  # a difference so many times larger than all before it does not come from them
+LIKE = 0.5  # values that are further apart, each divided by its largest one, are not alike
 PairedBy = Literal["name", "value", "likeness", "nothing"]
 
 
@@ -146,22 +147,21 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
         shapes = ([*record.blocks.values()][-1].outputs[0].shape for record in (a, b))
         text = "what a returned has other sizes than b's: {} and {}"
         raise InputError(text.format(*map(list, shapes)))
-    first = found.first
-    error = first.error if first else None
+    first, error = found.first, found.error
     # What differs by little does not hide what differs by far more behind it.
-    while error is not None and JUMP * error < 1:
+    while JUMP * error < 1:
         later = _Examined(a, b, rule._replace(least=JUMP * error))
         if later.first is None:
             break
-        earlier = later.pairs[: later.pairs.index(later.first)]
-        error, most = later.first.error, max(pair.error or 0.0 for pair in (first, *earlier))
-        if error is None or error > JUMP * most:
-            notes, found = [f"{first} differs earlier, but far less"], later
+        if later.error > JUMP * max(error, *later.right_errors()):
+            notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.where)}"]
+            first, found = later.first, later
+        error = later.error
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
     text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
     notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
-    where, why = found.explained(found.first) if found.first else ([], [])
-    return Comparison(tuple(found.pairs), found.first, (*where, *why), tuple(notes))
+    explanations = (*found.where, *found.why(found.stage)) if found.first else ()
+    return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 
 class _Side:
@@ -250,6 +250,18 @@ class _Examined:
         self.pairs = self._paired()
         wrong = [pair for pair in self.pairs if self._differs(pair)]
         self.first = (self._first_suspect() or wrong[0]) if wrong else None
+        self.error = np.inf  # of what differs first
+        if self.first:
+            self.where, self.stage = self._stage(self.first)
+            errors = [self.rule.difference(x, self.stage.here).error for x in self.stage.there]
+            self.error = min(errors, default=np.inf)
+            if self.where and self.error < LIKE:
+                self.where[-1] += f", by {self.error:.1e}"
+
+    def right_errors(self) -> list[float]:
+        """Return the errors of the blocks that are right."""
+        right = (pair for pair in self.pairs if pair[self.seen] in self.model.right)
+        return [0.0, *(pair.error for pair in right if pair.error is not None)]
 
     def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
         named = zip(self.sides, (a, b), strict=True)
@@ -311,12 +323,12 @@ class _Examined:
                 if names[0] in same[names[1]]:
                     scores[names] = self.rule.unlike(x, model.output(block))
             apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
-            most = 2 * min([*apart, *scores.values()])
+            most = 2 * min([*apart, *scores.values()], default=0.0)
             for names, score in scores.items():
                 # A function seldom names what words are looked up.
                 looked_up = self.mixed and model.looks_up(names[self.seen])
-                if names[0] == names[1] or score <= (min(most, 0.5) if looked_up else most):
-                    found.append((names[0] != names[1], min(score, 0.5), names))
+                if names[0] == names[1] or score <= (min(most, LIKE) if looked_up else most):
+                    found.append((names[0] != names[1], min(score, LIKE), names))
         return [names for *_, names in sorted(found, key=lambda one: one[:2])]
 
     def _differs(self, pair: Pair) -> bool:
@@ -346,17 +358,21 @@ class _Examined:
             parts = [self._of(self.seen, name) for name in inside if name not in self.model.right]
             named = [place for place, part in enumerate(parts) if part.error is not None]
             for pair in [*parts[: named[0] + 1 if named else None], suspect]:
-                if self.explained(pair)[1]:
+                if self.why(self._stage(pair)[1]):
                     return pair
         return next((one for one in suspects if not self.mixed or one.error is not None), None)
 
     def _of(self, position: int, name: str) -> Pair:
         return next(pair for pair in self.pairs if pair[position] == name)
 
-    def explained(self, pair: Pair) -> tuple[list[str], list[str]]:
-        """Return where in a pair the difference lies, and what explains it."""
+    def why(self, stage: Stage) -> list[str]:
+        """Return what explains a difference."""
+        return [*explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen])]
+
+    def _stage(self, pair: Pair) -> tuple[list[str], Stage]:
+        """Return where in a pair the difference lies, and what is to be explained."""
         if pair[self.seen] is None:
-            return ["only a has this block"], []
+            return ["only a has this block"], Stage([], [], {}, self.other.output(pair.a), [])
         model, other, here = self.model, self.other, pair[self.seen]
         block, target, where = model.blocks[here], model.output(here), list[str]()
         if pair.a is None and not self.mixed:
@@ -379,5 +395,4 @@ class _Examined:
         masks = [x for x in block.inputs if not any(x is y for y in inputs)]
         values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
         there = [x for x in values.values() if x.size == target.size]
-        stage = Stage([*inputs, *computed], masks, block.weights, target, there)
-        return where, list(explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen]))
+        return where, Stage([*inputs, *computed], masks, block.weights, target, there)
