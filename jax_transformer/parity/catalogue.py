@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -85,8 +85,8 @@ def _norms(stage: Stage) -> Candidates:
         vectors = {key: w.astype(float) for key, w in stage.weights.items() if w.shape == (size,)}
         bias = sum(w for key, w in vectors.items() if "bias" in key)
         scale = math.prod(w for key, w in vectors.items() if "bias" not in key)
-        for (name, mean), epsilon in itertools.product(MEANS.items(), EPSILONS):
-            moved = x - mean(x)
+        norms = ("layer norm", x - x.mean(-1, keepdims=True)), ("root mean square norm", x)
+        for (name, moved), epsilon in itertools.product(norms, EPSILONS):
             normed = moved / np.sqrt((moved**2).mean(-1, keepdims=True) + epsilon)
             yield f"a {name} of epsilon {epsilon:g}", normed * scale + bias
             if np.any(bias):
@@ -110,9 +110,9 @@ def _products(stage: Stage) -> Candidates:
         ]
         for matrix, transposed in itertools.product(matrices, ("", "transposed ")):
             kernel = matrix.reshape(-1, size).T if transposed else matrix.reshape(size, -1)
-            width, words = kernel.shape[1], f"a product with the {transposed}kernel"
+            words = f"a product with the {transposed}kernel"
             product = x @ kernel
-            biases = [("", w.ravel()) for w in stage.weights.values() if w.size == width]
+            biases = [("", w.ravel()) for w in stage.weights.values() if w.size == kernel.shape[1]]
             for bias, added in [*biases, (" without bias", 0.0)]:
                 yield f"{words}{bias}", product + added
                 for value in (value for value in values if value.shape == product.shape):
@@ -120,17 +120,11 @@ def _products(stage: Stage) -> Candidates:
                     if abs(factor - 1) > FACTORS:
                         changed = product * factor + added
                         yield f"{words}{bias}, of inputs times {factor:.8g}", changed
-                for heads in _head_counts(width)[1:]:
-                    order = np.arange(width).reshape(heads, -1).T.ravel()
-                    for columns in (order, np.argsort(order)):
-                        mixed = (product + added)[..., columns]
-                        yield f"{words}{bias}, {heads} heads interleaved", mixed
                 for name, dtype in LOWER.items():
-                    low = x.astype(dtype).astype(float)
-                    cast = kernel.astype(dtype).astype(float)
-                    for many, one, other in (("inputs", low, kernel), ("numbers", low, cast)):
-                        if (one != x).any():
-                            yield f"{words}{bias}, of {many} cast to {name}", one @ other + added
+                    low, cast = (y.astype(dtype).astype(float) for y in (x, kernel))
+                    if (low != x).any():
+                        yield f"{words}{bias}, of inputs cast to {name}", low @ kernel + added
+                        yield f"{words}{bias}, of numbers cast to {name}", low @ cast + added
 
 
 def _attentions(stage: Stage) -> Candidates:
@@ -141,7 +135,8 @@ def _attentions(stage: Stage) -> Candidates:
             continue
         filled = np.nan_to_num(k), np.nan_to_num(v)  # rows that do not count
         masks = list(_masks(stage.masks, (len(q), q.shape[1], k.shape[1])))
-        for heads, interleaved in itertools.product(_head_counts(width), (False, True)):
+        counts = [heads for heads in range(1, MOST_HEADS + 1) if width % heads == 0]
+        for heads, interleaved in itertools.product(counts, (False, True)):
             way = f"{heads} heads" + ", interleaved" * interleaved
             shape, axes = (
                 ((-1, heads), (0, 3, 1, 2)) if interleaved else ((heads, -1), (0, 2, 1, 3))
@@ -181,34 +176,26 @@ def _masks(masks: Sequence[np.ndarray], sizes: tuple[int, int, int]) -> Candidat
 
 def _changes(value: np.ndarray, stage: Stage) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield what makes another program's value this one: in words, the result, what it must be."""
-    a, b = _rows(value), _rows(stage.here)
+    a, b, here = _rows(value), _rows(stage.here), stage.here
     a = a if a.shape == b.shape else a.swapaxes(0, 1)  # the sequence first
     if a.shape != b.shape or a.size < 3:  # of fewer, anything is a multiple
         return
     factor = (a * b).sum() / (a * a).sum()
-    yield f"{{0}} has {{1}}'s output times {factor:.8g}", a * factor, stage.here
+    yield f"{{0}} has {{1}}'s value times {factor:.8g}", a * factor, here
     if a[..., 0].size > 1:
-        yield (
-            "{0} has the same vector more in every row: a bias",
-            a + (b - a).mean((0, 1)),
-            stage.here,
-        )
-    for x in stage.inputs:
-        if x.shape == a.shape:
-            factor = (x * (b - a)).sum() / (x * x).sum()
-            yield f"{{0}} has {factor:.8g} times an input more", a + factor * x, stage.here
+        moved = a + (b - a).mean((0, 1))
+        yield "{0} has the same vector more in every row: a bias", moved, here
+    for x in (x for x in stage.inputs if x.shape == a.shape):
+        factor = (x * (b - a)).sum() / (x * x).sum()
+        yield f"{{0}} has {factor:.8g} times an input more", a + factor * x, here
     for name, dtype in LOWER.items():
-        yield f"{{0}} has {{1}}'s output cast to {name}", a.astype(dtype).astype(float), stage.here
-        yield f"{{1}} has {{0}}'s output cast to {name}", b.astype(dtype).astype(float), value
+        yield f"{{0}} has {{1}}'s value cast to {name}", a.astype(dtype).astype(float), here
+        yield f"{{1}} has {{0}}'s value cast to {name}", b.astype(dtype).astype(float), value
 
 
 def _rows(x: np.ndarray) -> np.ndarray:
     """Return an array of any axes as [B, L, D] in float64."""
     return x.astype(float).reshape(*(x.shape[:2] if x.ndim > 2 else (1, *x.shape[:1])), -1)
-
-
-def _head_counts(width: int) -> list[int]:
-    return [heads for heads in range(1, MOST_HEADS + 1) if width % heads == 0]
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -217,9 +204,5 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu by tanh": lambda x: x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
     "silu": lambda x: x / (1 + np.exp(-x)),
     "no activation": lambda x: x,
-}
-MEANS: dict[str, Callable[[np.ndarray], Any]] = {
-    "layer norm": lambda x: x.mean(-1, keepdims=True),
-    "root mean square norm": lambda x: 0,
 }
 CATALOGUE = (_norms, _products, _activations, _attentions)

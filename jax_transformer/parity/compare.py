@@ -7,7 +7,8 @@ then to that whose values are the nearest, among those of its sizes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ import numpy as np
 from jax_transformer.errors import InputError
 from jax_transformer.parity.catalogue import Stage, explain
 from jax_transformer.parity.record import Block, Record
+from jax_transformer.parity.report import MARK, aligned, table, write_page
 from jax_transformer.parity.values import Index, Rule, usual_size
 
 HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
+TITLE = "Error by block, with the errors of earlier blocks"
 SCHEMA = 1  # of `to_json`; another number means other keys
 JUMP = 100  # a difference so many times larger than all before it does not come from them
 LIKE = 0.5  # values that are further apart, each divided by its largest one, are not alike
@@ -54,9 +57,6 @@ class Pair(NamedTuple):
         names = dict.fromkeys(name for name in self[:2] if name is not None)
         return " = ".join(name or "the model" for name in names)
 
-    def __str__(self) -> str:
-        return self.name if self.error is None else f"{self.name}, by {self.error:.1e}"
-
     @property
     def roundings(self) -> float | None:
         """The error in units of the precision."""
@@ -86,15 +86,22 @@ class Comparison:
         """Whether the values that the programs returned agree."""
         return self.first_differing is None
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return of each pair the cells of `HEADINGS`."""
+    def write_page(
+        self, path: str | os.PathLike, tables: Sequence[str] = (), *, overwrite: bool = False
+    ) -> None:
+        """Write one .html file with the remarks, the blocks, and other tables of `report.table`."""
+        *remarks, verdict = self.remarks()
+        tables = table(TITLE, HEADINGS, self._rows()), *tables
+        write_page(path, verdict, remarks, tables, agrees=self.agrees, overwrite=overwrite)
+
+    def _rows(self) -> list[tuple[str, ...]]:
         return [
             (
                 *("-" if name is None else name or "(the model)" for name in pair[:2]),
                 f"{pair.paired} {pair.form}".rstrip(),
                 " ".join(dict.fromkeys(pair.dtypes)),
                 *("" if x is None else f"{x:.1e}" for x in (pair.error, pair.roundings)),
-                "<-- first to differ" * (pair is self.first_differing),
+                MARK * (pair is self.first_differing),
             )
             for pair in self.blocks
         ]
@@ -102,7 +109,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return what is to be said beside the rows, the verdict last."""
         first = self.first_differing
-        verdict = f"a differs from b, first in {first}" if first else "a agrees with b"
+        verdict = f"a differs from b, first in {first.name}" if first else "a agrees with b"
+        verdict += f", by {first.error:.1e}" if first and first.error is not None else ""
         lines = [f"explanation: {text}" for text in self.explanations]
         return [*lines, *(f"note: {text}" for text in self.notes), verdict]
 
@@ -119,10 +127,7 @@ class Comparison:
         }
 
     def __str__(self) -> str:
-        rows = [HEADINGS, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.remarks()])
+        return "\n".join([*aligned([HEADINGS, *self._rows()]), *self.remarks()])
 
 
 def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
@@ -173,15 +178,21 @@ class _Side:
         self.plain = not any(block.kind for block in blocks)  # a function that named its values
         self.outputs = Index((block.outputs[0] for block in blocks), rule)
         self.values = Index((x for b in blocks for x in (*b.outputs, *b.inputs)), rule)
-        self.around = {name: [*self._around(name)] for name in self.names}
-        self.right, self.used = set[str](), set[bytes]()
+        self.around: dict[
+            str, list[str]
+        ] = {}  # the blocks of which each is a part, innermost first
+        ends: dict[str, str] = {}
+        for name in reversed(self.names):
+            parts = name.partition("#")[0].split(".")
+            outer = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
+            self.around[name] = [ends[base] for base in outer if base in ends]
+            ends[".".join(parts)] = name
 
     def meet(self, other: _Side) -> None:
         """Find the blocks that are right: their output is, or that of a block around them."""
-        self.other = other
+        self.other, self.right, self.used = other, set[str](), set[bytes]()
         for name in reversed(self.names):
-            output, around = self.output(name), self.around[name]
-            if self.knows(output) or any(outer in self.right for outer in around):
+            if self.knows(self.output(name)) or {*self.around[name]} & self.right:
                 self.right.add(name)
                 self.used |= {x.tobytes() for x in _relevant(self.blocks[name])}
 
@@ -193,13 +204,6 @@ class _Side:
         """Return whether a value is right: given, used by a right block, or in the other record."""
         return x.dtype.kind in "iub" or x.tobytes() in self.used or self.finds(x)
 
-    def sizes(self, name: str, mixed: bool) -> tuple[int, ...]:
-        """Return what blocks that belong together share: the size, and whether they have parts."""
-        size = self.output(name).size
-        if mixed:  # a plain function has only values
-            return (size,)
-        return size, bool(self.blocks[name].kind), bool(self.inside(name))
-
     def looks_up(self, name: str) -> bool:
         """Return whether a block is given whole numbers alone and has no parts."""
         block = self.blocks[name]
@@ -208,24 +212,15 @@ class _Side:
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
 
-    def _around(self, name: str) -> Iterator[str]:
-        """Yield the blocks that a block was called in, the innermost first."""
-        parts = name.partition("#")[0].split(".")
-        later = self.names[self.names.index(name) + 1 :]
-        for end in range(len(parts) - 1, -1, -1):
-            outer = ".".join(parts[:end])
-            yield from [other for other in later if other.partition("#")[0] == outer][:1]
-
     def inside(self, name: str, directly: bool = True) -> list[str]:
         """Return the blocks in a block's call, in order."""
         depth = 1 if directly else None
-        return [part for part, around in self.around.items() if name in around[:depth]]
+        return [part for part in self.names if name in self.around[part][:depth]]
 
-    def suspects(self) -> Iterator[str]:
-        """Yield the blocks of which all inputs are known, but not the output."""
-        for name, block in self.blocks.items():
-            if block.kind and name not in self.right and all(map(self.knows, _relevant(block))):
-                yield name
+    def suspects(self) -> list[str]:
+        """Return the blocks of which all inputs are right, but not the output."""
+        wrong = [name for name in self.names if self.blocks[name].kind and name not in self.right]
+        return [name for name in wrong if all(map(self.knows, _relevant(self.blocks[name])))]
 
 
 def _relevant(block: Block) -> list[np.ndarray]:
@@ -269,39 +264,43 @@ class _Examined:
         apart = self.rule.difference(*there) if len(there) == 2 else (None, None, "")
         return Pair(a, b, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
 
+    def _kind(self, side: _Side, name: str) -> tuple[bool, ...]:
+        """Return what blocks that belong together share; a plain function has only values."""
+        return () if self.mixed else (bool(side.blocks[name].kind), bool(side.inside(name)))
+
     def _paired(self) -> list[Pair]:
         """Return a pair of each block, in b's order, then those that only a has."""
         a, b = self.sides
         pairs, taken, used = list[Pair](), (set[str](), set[str]()), dict[str, bytes]()
 
-        def join(one: str, name: str, paired: PairedBy) -> None:
+        def add(one: str, name: str, paired: PairedBy) -> None:
             pairs.append(self._pair(one, name, paired))
             taken[0].add(one)
             taken[1].add(name)
 
-        def add(choices: Iterable[str], name: str, paired: PairedBy) -> None:
-            near = [one for one in choices if one not in taken[0] and name not in taken[1]]
-            for one in [name] if name in near else near[:1]:
-                join(one, name, paired)
-
-        sizes = {name: a.sizes(name, self.mixed) for name in a.names}
+        kinds = [
+            {x: (side.output(x).size, *self._kind(side, x)) for x in side.names}
+            for side in self.sides
+        ]
         same = {
-            name: [one for one in a.names if sizes[one] == b.sizes(name, self.mixed)]
-            for name in b.names
+            name: [one for one in a.names if kinds[0][one] == kinds[1][name]] for name in b.names
         }
-        equal = {name: [a.names[i] for i in a.outputs.find(b.output(name))] for name in b.names}
-        for name, block in b.blocks.items():  # the same name, of values that the callers named
-            named = [one for one in same[name] if one == name]
-            add([x for x in named if not (block.kind or a.blocks[x].kind)], name, "name")
+        for name in b.names:  # the same name, of values that the callers named
+            if name in same[name] and not (b.blocks[name].kind or a.blocks[name].kind):
+                add(name, name, "name")
         for name in b.names:
-            add([one for one in equal[name] if one in same[name]], name, "value")
+            near = [a.names[index] for index in a.outputs.find(b.output(name))]
+            near = [one for one in near if one not in taken[0] and name not in taken[1]]
+            near.sort(
+                key=lambda one: (one not in same[name], one != name)
+            )  # others are cut otherwise
+            for one in near[:1]:
+                add(one, name, "value")
         for names in self._alike(same):
             value, block = names[1 - self.seen], names[self.seen]
             output = self.model.output(block).tobytes()  # perhaps that of its last part too
             if block not in taken[self.seen] and used.setdefault(value, output) == output:
-                join(*names, "likeness")
-        for name in b.names:  # of blocks that are cut otherwise
-            add(equal[name], name, "value")
+                add(*names, "likeness")
         pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
         pairs += [self._pair(None, name, "nothing") for name in b.names if name not in taken[1]]
         places = {name: place for place, name in enumerate(b.names)}
@@ -326,8 +325,8 @@ class _Examined:
             most = 2 * min([*apart, *scores.values()], default=0.0)
             for names, score in scores.items():
                 # A function seldom names what words are looked up.
-                looked_up = self.mixed and model.looks_up(names[self.seen])
-                if names[0] == names[1] or score <= (min(most, LIKE) if looked_up else most):
+                limit = LIKE if self.mixed and model.looks_up(names[self.seen]) else most
+                if names[0] == names[1] or score <= min(most, limit):
                     found.append((names[0] != names[1], min(score, LIKE), names))
         return [names for *_, names in sorted(found, key=lambda one: one[:2])]
 
