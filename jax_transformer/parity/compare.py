@@ -178,9 +178,7 @@ class _Side:
         self.plain = not any(block.kind for block in blocks)  # a function that named its values
         self.outputs = Index((block.outputs[0] for block in blocks), rule)
         self.values = Index((x for b in blocks for x in (*b.outputs, *b.inputs)), rule)
-        self.around: dict[
-            str, list[str]
-        ] = {}  # the blocks of which each is a part, innermost first
+        self.around: dict[str, list[str]] = {}  # what each is a part of, the innermost first
         ends: dict[str, str] = {}
         for name in reversed(self.names):
             parts = name.partition("#")[0].split(".")
@@ -264,49 +262,51 @@ class _Examined:
         apart = self.rule.difference(*there) if len(there) == 2 else (None, None, "")
         return Pair(a, b, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
 
-    def _kind(self, side: _Side, name: str) -> tuple[bool, ...]:
-        """Return what blocks that belong together share; a plain function has only values."""
-        return () if self.mixed else (bool(side.blocks[name].kind), bool(side.inside(name)))
+    def _kind(self, side: _Side, name: str) -> tuple[int, ...]:
+        """Return what blocks that belong together share: sizes, and whether they have parts."""
+        size, inside = side.output(name).size, side.inside(name, directly=False)
+        if self.mixed:  # a plain function has only values
+            return (size,)
+        weights = {x.size for one in (name, *inside) for x in side.blocks[one].weights.values()}
+        large = sorted(size for size in weights if 4 * size > max(weights))
+        return size, bool(side.blocks[name].kind), bool(inside), *large
 
     def _paired(self) -> list[Pair]:
         """Return a pair of each block, in b's order, then those that only a has."""
         a, b = self.sides
         pairs, taken, used = list[Pair](), (set[str](), set[str]()), dict[str, bytes]()
 
-        def add(one: str, name: str, paired: PairedBy) -> None:
+        def add(choices: list[str], name: str, paired: PairedBy) -> None:
+            near = [one for one in choices if one not in taken[0] and name not in taken[1]]
+            for one in [name] if name in near else near[:1]:
+                join(one, name, paired)
+
+        def join(one: str, name: str, paired: PairedBy) -> None:
             pairs.append(self._pair(one, name, paired))
             taken[0].add(one)
             taken[1].add(name)
 
-        kinds = [
-            {x: (side.output(x).size, *self._kind(side, x)) for x in side.names}
-            for side in self.sides
-        ]
-        same = {
-            name: [one for one in a.names if kinds[0][one] == kinds[1][name]] for name in b.names
-        }
+        kinds = [{name: self._kind(side, name) for name in side.names} for side in self.sides]
+        same = {x: [one for one in a.names if kinds[0][one] == kinds[1][x]] for x in b.names}
+        equal = {x: [a.names[i] for i in a.outputs.find(b.output(x))] for x in b.names}
         for name in b.names:  # the same name, of values that the callers named
             if name in same[name] and not (b.blocks[name].kind or a.blocks[name].kind):
-                add(name, name, "name")
+                join(name, name, "name")
         for name in b.names:
-            near = [a.names[index] for index in a.outputs.find(b.output(name))]
-            near = [one for one in near if one not in taken[0] and name not in taken[1]]
-            near.sort(
-                key=lambda one: (one not in same[name], one != name)
-            )  # others are cut otherwise
-            for one in near[:1]:
-                add(one, name, "value")
-        for names in self._alike(same):
+            add([one for one in equal[name] if one in same[name]], name, "value")
+        for names in self._alike(same, self.other.right if self.mixed else taken[1 - self.seen]):
             value, block = names[1 - self.seen], names[self.seen]
             output = self.model.output(block).tobytes()  # perhaps that of its last part too
             if block not in taken[self.seen] and used.setdefault(value, output) == output:
-                add(*names, "likeness")
+                join(*names, "likeness")
+        for name in b.names:  # of blocks that are cut otherwise
+            add(equal[name], name, "value")
         pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
         pairs += [self._pair(None, name, "nothing") for name in b.names if name not in taken[1]]
         places = {name: place for place, name in enumerate(b.names)}
         return sorted(pairs, key=lambda pair: places.get(pair.b, len(places)))
 
-    def _alike(self, same: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+    def _alike(self, same: Mapping[str, list[str]], known: set[str]) -> list[tuple[str, str]]:
         """Return names in a and b of values that differ: equal names first, then the nearest.
 
         Those that are not near come in order. A block is no choice for the value of a plain
@@ -315,7 +315,7 @@ class _Examined:
         model, found = self.model, []
         blocks = [name for name in model.names if name not in model.right]
         inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
-        for value in (name for name in self.other.names if name not in self.other.right):
+        for value in (name for name in self.other.names if name not in known):
             x, scores = self.other.output(value), dict[tuple[str, str], float]()
             for block in blocks:
                 names = (value, block) if self.seen else (block, value)
@@ -394,4 +394,6 @@ class _Examined:
         masks = [x for x in block.inputs if not any(x is y for y in inputs)]
         values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
         there = [x for x in values.values() if x.size == target.size]
+        if pair.a is not None and not self.mixed and target is model.output(here):
+            there.append(other.output(pair.a))
         return where, Stage([*inputs, *computed], masks, block.weights, target, there)

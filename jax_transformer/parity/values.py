@@ -93,14 +93,11 @@ class Index:
         summary = _summary(array)
         with np.errstate(over="ignore", invalid="ignore"):
             scale = summary[1] * max(*np.abs(summary[2:4]), self.rule.floor)
-            near = [
-                position
-                for position, other in enumerate(self.summaries)
-                for limit in [min(self.rule.limit(max(summary[0], other[0])), 1.0)]
-                if summary[1] == other[1] and np.abs(summary - other)[2:].max() <= limit * scale
-            ]
-        for position in near:
-            if self.rule.accepts(self.rule.difference(self.arrays[position], array)):
+            apart = [np.abs(summary - other)[2:].max() for other in self.summaries]
+        for position, other in enumerate(self.summaries):
+            limit = min(self.rule.limit(max(summary[0], other[0])), 1.0) * scale
+            near = summary[1] == other[1] and apart[position] <= limit
+            if near and self.rule.accepts(self.rule.difference(self.arrays[position], array)):
                 yield position
 
 

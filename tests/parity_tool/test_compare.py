@@ -73,7 +73,7 @@ def test_a_difference_between_two_parts_is_of_the_block_around_them():
     found, comparison = first(recorded(Inline(approximate="tanh")), recorded(Inline()))
     assert found == ("", "")
     assert comparison.explanations == (
-        "the difference arises in b after inner and before outer",
+        "the difference arises in b after inner and before outer, by 3.4e-05",
         "b has gelu by erf, and a has gelu by tanh",
     )
 
