@@ -39,6 +39,21 @@ IN_A_BLOCK = (
     "halves of sinusoids at ",
     "positions from 1 at ",
 )
+# The mistakes of a plain function, and what each explanation must say; "" is that none is given.
+OF_A_FUNCTION = {
+    "epsilon at encoder.1.norms.0": "a has a layer norm of epsilon 1e-06",
+    "no scale at decoder.1.attentions.1": "a has attention of 4 heads, scale 1, ",
+    "no mask at decoder.0.attentions.0": "scale 1/sqrt(head size), no mask",
+    "norm last at encoder.0.norms.0": "",
+    "relu at encoder.0.feed": "b has gelu by erf, and a has relu",
+    "positions from 1 at ": "",
+    "transposed at decoder.0.attentions.0.value": "a has a product with the transposed kernel",
+    "no bias at encoder.1.feed.inner": "bias",
+    "swapped at encoder.0.norms.0": "",
+    "no mask at encoder.0.attentions.0": "scale 1/sqrt(head size), no mask",  # of padding
+    "dropout at decoder.1": "",
+    "halves rotated at decoder.1.attentions.0": "",
+}
 WORDS = {  # what the explanation must say
     "epsilon": "norm of epsilon 1e-06",
     "root mean square": "root mean square norm",

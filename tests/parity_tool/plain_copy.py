@@ -28,7 +28,7 @@ def values(mistake, state, src, tgt):
         return dense(f"{name}.out", keep(mistakes.attend(mistake, name, q, k, v, mask)))
 
     def layer(name, x, mask, memory=None, memory_mask=None):
-        if mistake.has("norm last", name):
+        if mistake.has("norm last", f"{name}.norms.0"):
             x = keep(norm(f"{name}.norms.0", x + attend(f"{name}.attentions.0", x, x, mask)))
         else:
             y = norm(f"{name}.norms.0", x)
