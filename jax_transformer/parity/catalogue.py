@@ -29,6 +29,7 @@ class Stage(NamedTuple):
     this size that only the other program has.
     """
 
+    names: str  # of the program that computed `here`, and of the other one
     inputs: Sequence[np.ndarray]
     masks: Sequence[np.ndarray]
     weights: Mapping[str, np.ndarray]
@@ -36,7 +37,7 @@ class Stage(NamedTuple):
     there: Sequence[np.ndarray]
 
 
-def explain(stage: Stage, rule: Rule, here: str, there: str) -> Iterator[str]:
+def explain(stage: Stage, rule: Rule) -> Iterator[str]:
     """Yield what explains a difference between two programs.
 
     Each is computed: from the same inputs, one formula gives the value of `here`, another one that
@@ -58,12 +59,13 @@ def explain(stage: Stage, rule: Rule, here: str, there: str) -> Iterator[str]:
         if all("transposed" in words for words in both[0]):  # frameworks store kernels either way
             both = [[_turned(words) for words in each] for each in both]
         if all(both) and not {*both[0]} & {*both[1]}:
-            yield f"{here} has {' or '.join(both[0])}, and {there} has {' or '.join(both[1])}"
+            texts = (f"{x} has {' or '.join(y)}" for x, y in zip(stage.names, both, strict=True))
+            yield ", and ".join(texts)
     for value in stage.there:
         with np.errstate(all="ignore"):
             for words, candidate, target in _changes(value, stage):
                 if rule.accepts(rule.difference(target, candidate)):
-                    yield words.format(here, there)
+                    yield words.format(*stage.names)
 
 
 def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[str]:

@@ -31,8 +31,7 @@ class Pair(NamedTuple):
     """A block of b and the block of a that it belongs to.
 
     Attributes:
-        a: The name of a's block; None where only b has such a block.
-        b: The name of b's block; None where only a has such a block.
+        a: The name of a's block; None where only b has such a block. `b` is the other way round.
         paired: By what they belong together.
         error: max|a - b| / max|b| of their first outputs; None of a block alone. Values that are
             small beside the usual ones of the record are measured by a thousandth of those.
@@ -158,14 +157,15 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
         later = _Examined(a, b, rule._replace(least=JUMP * error))
         if later.first is None:
             break
-        if later.error > JUMP * max(error, *later.right_errors()):
+        right = [pair for pair in later.pairs if pair[later.seen] in later.model.right]
+        if later.error > JUMP * max(error, *(pair.error or 0.0 for pair in right)):
             notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.where)}"]
             first, found = later.first, later
         error = later.error
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
     text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
     notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
-    explanations = (*found.where, *found.why(found.stage)) if found.first else ()
+    explanations = (*found.where, *explain(found.stage, found.rule)) if found.first else ()
     return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 
@@ -201,11 +201,6 @@ class _Side:
     def knows(self, x: np.ndarray) -> bool:
         """Return whether a value is right: given, used by a right block, or in the other record."""
         return x.dtype.kind in "iub" or x.tobytes() in self.used or self.finds(x)
-
-    def looks_up(self, name: str) -> bool:
-        """Return whether a block is given whole numbers alone and has no parts."""
-        block = self.blocks[name]
-        return bool(block.kind) and not (_relevant(block) or self.inside(name))
 
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
@@ -250,11 +245,6 @@ class _Examined:
             self.error = min(errors, default=np.inf)
             if self.where and self.error < LIKE:
                 self.where[-1] += f", by {self.error:.1e}"
-
-    def right_errors(self) -> list[float]:
-        """Return the errors of the blocks that are right."""
-        right = (pair for pair in self.pairs if pair[self.seen] in self.model.right)
-        return [0.0, *(pair.error for pair in right if pair.error is not None)]
 
     def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
         named = zip(self.sides, (a, b), strict=True)
@@ -314,6 +304,9 @@ class _Examined:
         """
         model, found = self.model, []
         blocks = [name for name in model.names if name not in model.right]
+        # A function seldom names what words are looked up: by a block without parts and floats.
+        kept = {name for name in blocks if _relevant(model.blocks[name]) or model.inside(name)}
+        tables = {name for name in blocks if model.blocks[name].kind} - kept
         inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
         for value in (name for name in self.other.names if name not in known):
             x, scores = self.other.output(value), dict[tuple[str, str], float]()
@@ -324,8 +317,7 @@ class _Examined:
             apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
             most = 2 * min([*apart, *scores.values()], default=0.0)
             for names, score in scores.items():
-                # A function seldom names what words are looked up.
-                limit = LIKE if self.mixed and model.looks_up(names[self.seen]) else most
+                limit = LIKE if self.mixed and names[self.seen] in tables else most
                 if names[0] == names[1] or score <= min(most, limit):
                     found.append((names[0] != names[1], min(score, LIKE), names))
         return [names for *_, names in sorted(found, key=lambda one: one[:2])]
@@ -357,21 +349,17 @@ class _Examined:
             parts = [self._of(self.seen, name) for name in inside if name not in self.model.right]
             named = [place for place, part in enumerate(parts) if part.error is not None]
             for pair in [*parts[: named[0] + 1 if named else None], suspect]:
-                if self.why(self._stage(pair)[1]):
+                if any(explain(self._stage(pair)[1], self.rule)):
                     return pair
         return next((one for one in suspects if not self.mixed or one.error is not None), None)
 
     def _of(self, position: int, name: str) -> Pair:
         return next(pair for pair in self.pairs if pair[position] == name)
 
-    def why(self, stage: Stage) -> list[str]:
-        """Return what explains a difference."""
-        return [*explain(stage, self.rule, "ab"[self.seen], "ab"[1 - self.seen])]
-
     def _stage(self, pair: Pair) -> tuple[list[str], Stage]:
         """Return where in a pair the difference lies, and what is to be explained."""
         if pair[self.seen] is None:
-            return ["only a has this block"], Stage([], [], {}, self.other.output(pair.a), [])
+            return ["only a has this block"], Stage("ba", [], [], {}, self.other.output(pair.a), [])
         model, other, here = self.model, self.other, pair[self.seen]
         block, target, where = model.blocks[here], model.output(here), list[str]()
         if pair.a is None and not self.mixed:
@@ -385,8 +373,9 @@ class _Examined:
             if missing and not (self.mixed and self._of(self.seen, part).error is None):
                 target = missing[0]
                 until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
-                side = "ab"[self.seen]
-                where.append(f"the difference arises in {side} after {before} and before {until}")
+                where.append(
+                    f"the difference arises in {'ab'[self.seen]} after {before} and before {until}"
+                )
                 break
             before = part if part in model.right else before
             inputs += given
@@ -396,4 +385,5 @@ class _Examined:
         there = [x for x in values.values() if x.size == target.size]
         if pair.a is not None and not self.mixed and target is model.output(here):
             there.append(other.output(pair.a))
-        return where, Stage([*inputs, *computed], masks, block.weights, target, there)
+        names = "ba" if self.seen else "ab"
+        return where, Stage(names, [*inputs, *computed], masks, block.weights, target, there)
