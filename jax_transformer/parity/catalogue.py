@@ -43,6 +43,8 @@ def explain(stage: Stage, rule: Rule) -> Iterator[str]:
     Each is computed: from the same inputs, one formula gives the value of `here`, another one that
     of `there`; or a change of the value of one program gives that of the other one.
     """
+    coarser = max(map(precision, (stage.here, *stage.inputs)))
+    rule = rule._replace(least=rule.limit(coarser))  # what is computed has its roundings
     targets = Index([stage.here, *stage.there], rule)
     stage = stage._replace(inputs=[_rows(x) for x in stage.inputs])
     for candidates in CATALOGUE if stage.there else ():

@@ -308,11 +308,15 @@ class _Examined:
         kept = {name for name in blocks if _relevant(model.blocks[name]) or model.inside(name)}
         tables = {name for name in blocks if model.blocks[name].kind} - kept
         inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
-        for value in (name for name in self.other.names if name not in known):
+        given = {  # where the other program has the last input of a block
+            name: [next(self.other.outputs.find(x), 0) for x in _relevant(model.blocks[name])]
+            for name in blocks
+        }
+        for place, value in enumerate(self.other.names):
             x, scores = self.other.output(value), dict[tuple[str, str], float]()
-            for block in blocks:
+            for block in blocks if value not in known else ():
                 names = (value, block) if self.seen else (block, value)
-                if names[0] in same[names[1]]:
+                if names[0] in same[names[1]] and place >= max(given[block], default=0):
                     scores[names] = self.rule.unlike(x, model.output(block))
             apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
             most = 2 * min([*apart, *scores.values()], default=0.0)
