@@ -328,13 +328,16 @@ class _Examined:
 
     def _differs(self, pair: Pair) -> bool:
         """Return whether a value that a caller named differs, or only one program has it."""
-        position = int(pair.b is not None)
-        side, name = self.sides[position], pair[position]
-        if side.blocks[name].kind or (self.mixed and side.plain):
-            return False
+        named = [
+            (side, name)
+            for side, name in zip(self.sides, pair[:2], strict=True)
+            if name is not None and not side.blocks[name].kind
+            # A plain function returns its last value; the others are inside it.
+            if not self.mixed or side is self.model or name == side.names[-1]
+        ]
         if pair.error is None or self.mixed:
-            return not side.finds(side.output(name))
-        return not pair.error <= self.rule.limit(pair.epsilon)
+            return not all(side.finds(side.output(name)) for side, name in named)
+        return bool(named) and not pair.error <= self.rule.limit(pair.epsilon)
 
     def _first_suspect(self) -> Pair | None:
         """Return the pair of the first suspect of either side, by how far into its record it is.
@@ -363,11 +366,12 @@ class _Examined:
     def _stage(self, pair: Pair) -> tuple[list[str], Stage]:
         """Return where in a pair the difference lies, and what is to be explained."""
         if pair[self.seen] is None:
-            return ["only a has this block"], Stage("ba", [], [], {}, self.other.output(pair.a), [])
+            alone = self.other.output(pair[1 - self.seen])
+            return [f"only {'ba'[self.seen]} has this"], Stage("ba", [], [], {}, alone, [])
         model, other, here = self.model, self.other, pair[self.seen]
         block, target, where = model.blocks[here], model.output(here), list[str]()
         if pair.a is None and not self.mixed:
-            where.append("only b has this block")
+            where.append("only b has this")
         elif not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
             where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
         inputs, computed, before = _relevant(block), list[np.ndarray](), "its inputs"

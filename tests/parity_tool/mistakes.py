@@ -67,7 +67,7 @@ WORDS = {  # what the explanation must say
     "transposed": "transposed kernel",
     "no bias": "the same vector more in every row: a bias",
     "bfloat16": "cast to bfloat16",
-    "no norm": "only b has this block",
+    "no norm": "only b has this",
     "no residual": "1 times an input more",
     "no embedding scale": "times an input more",
 }
