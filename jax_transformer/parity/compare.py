@@ -306,7 +306,7 @@ class _Examined:
         blocks = [name for name in model.names if name not in model.right]
         # A function seldom names what words are looked up: by a block without parts and floats.
         kept = {name for name in blocks if _relevant(model.blocks[name]) or model.inside(name)}
-        tables = {name for name in blocks if model.blocks[name].kind} - kept
+        tables = {name for name in blocks if self.mixed and model.blocks[name].kind} - kept
         inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
         given = {  # where the other program has the last input of a block
             name: [next(self.other.outputs.find(x), 0) for x in _relevant(model.blocks[name])]
@@ -321,8 +321,8 @@ class _Examined:
             apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
             most = 2 * min([*apart, *scores.values()], default=0.0)
             for names, score in scores.items():
-                limit = LIKE if self.mixed and names[self.seen] in tables else most
-                if names[0] == names[1] or score <= min(most, limit):
+                limit = min(most / 2, LIKE) if names[self.seen] in tables else most
+                if names[0] == names[1] or score <= limit:
                     found.append((names[0] != names[1], min(score, LIKE), names))
         return [names for *_, names in sorted(found, key=lambda one: one[:2])]
 
