@@ -31,7 +31,8 @@ class Pair(NamedTuple):
     """A block of b and the block of a that it belongs to.
 
     Attributes:
-        a: The name of a's block; None where only b has such a block. `b` is the other way round.
+        a: The name of a's block; None where only b has such a block.
+        b: The name of b's block; None where only a has such a block.
         paired: By what they belong together.
         error: max|a - b| / max|b| of their first outputs; None of a block alone. Values that are
             small beside the usual ones of the record are measured by a thousandth of those.
