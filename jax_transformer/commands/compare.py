@@ -6,11 +6,8 @@ from pathlib import Path
 
 from jax_transformer.parity import compare as compare_records
 from jax_transformer.parity import read_record
-from jax_transformer.parity.compare import HEADINGS
-from jax_transformer.parity.report import check_new_file, check_report, table, write_page
+from jax_transformer.parity.report import check_new_file, check_report
 from jax_transformer.storage.writing import json_bytes, replace_file
-
-TITLE = "Error by block in units of the precision, with the errors of earlier blocks"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,10 +48,7 @@ def compare(arguments: Arguments) -> None:
     print(result)
     if json is not None:
         replace_file(json, json_bytes(result.to_json()))
-    *remarks, verdict = result.remarks()
-    agrees = result.first_differing is None
     if report is not None:
-        blocks = table(TITLE, HEADINGS, result.rows())
-        write_page(report, verdict, remarks, [blocks], agrees=agrees, overwrite=overwrite)
-    if not agrees:
+        result.write_page(report, overwrite=overwrite)
+    if not result.agrees:
         sys.exit(1)

@@ -5,63 +5,100 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from jax_transformer.parity.values import Index, Rule
+from jax_transformer.parity.values import Index, Rule, precision
 
 Candidates = Iterator[tuple[str, np.ndarray]]  # in words, and what would be computed so
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-9, 1e-3, 0.0)
 LOWER = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 MOST_HEADS, LATEST = 16, 4  # the latest inputs among which query, key and value are looked for
 MASKED = -1e30
+FACTORS = 1e-4  # a factor this near to 1 is none
+MOST_WORDS = 3  # of what cannot be told apart
 
 
 class Stage(NamedTuple):
-    """A part of a computation that differs: what b computed, and a, None where it has no such part.
+    """A part of a computation that differs: what one program computed, and the other one did not.
 
-    `inputs` [..., D] are what b's block was given and what its parts computed before the
-    difference, which a has too; `masks` other arrays that the blocks were given; `weights` a's and
-    b's.
+    `inputs` [..., D] are what its block was given and what its parts computed before the
+    difference; `masks` other arrays that it was given; `weights` its own; `there` the values of
+    this size that only the other program has.
     """
 
+    names: str  # of the program that computed `here`, and of the other one
     inputs: Sequence[np.ndarray]
     masks: Sequence[np.ndarray]
-    weights: Sequence[Mapping[str, np.ndarray]]
-    b: np.ndarray
-    a: np.ndarray | None = None
+    weights: Mapping[str, np.ndarray]
+    here: np.ndarray
+    there: Sequence[np.ndarray]
 
 
 def explain(stage: Stage, rule: Rule) -> Iterator[str]:
-    """Yield what b has where its output is a candidate of the catalogue, and what a has."""
-    targets = Index([x for x in (stage.b, stage.a) if x is not None], rule)
+    """Yield what explains a difference between two programs.
+
+    Each is computed: from the same inputs, one formula gives the value of `here`, another one that
+    of `there`; or a change of the value of one program gives that of the other one.
+    """
+    coarser = max(map(precision, (stage.here, *stage.inputs)))
+    rule = rule._replace(least=rule.limit(coarser))  # what is computed has its roundings
+    targets = Index([stage.here, *stage.there], rule)
     stage = stage._replace(inputs=[_rows(x) for x in stage.inputs])
-    for candidates in CATALOGUE:
-        found: dict[int, str] = {}
+    for candidates in CATALOGUE if stage.there else ():
+        found: dict[int, list[tuple[float, str]]] = {}
         with np.errstate(all="ignore"):
             for words, candidate in candidates(stage):
                 for target in targets.find(candidate):
-                    found.setdefault(target, words)
-        if 0 in found and found[0] != found.get(1):
-            yield f"b has {found[0]}" + (f", and a has {found[1]}" if 1 in found else "")
+                    error = rule.difference(targets.arrays[target], candidate).error
+                    found.setdefault(target, []).append((error, words))
+        both = [
+            _indistinct(each, stage.here)
+            for each in (found.pop(0, []), min(found.values(), key=min, default=[]))
+        ]
+        if all("transposed" in words for words in both[0]):  # frameworks store kernels either way
+            both = [[_turned(words) for words in each] for each in both]
+        if all(both) and not {*both[0]} & {*both[1]}:
+            texts = (f"{x} has {' or '.join(y)}" for x, y in zip(stage.names, both, strict=True))
+            yield ", and ".join(texts)
+    for value in stage.there:
+        with np.errstate(all="ignore"):
+            for words, candidate, target in _changes(value, stage):
+                if rule.accepts(rule.difference(target, candidate)):
+                    yield words.format(*stage.names)
+
+
+def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[str]:
+    """Return in words what the precision cannot tell apart, of all that gives a value."""
+    most = 4 * max(precision(value), min(found, default=(0.0, ""))[0])
+    words = dict.fromkeys(words for error, words in found if error <= most)
+    return [*words][:MOST_WORDS] + ["another"] * (len(words) > MOST_WORDS)
+
+
+def _turned(words: str) -> str:
+    if "transposed" in words:
+        return words.replace("transposed ", "")
+    return words.replace("the kernel", "the transposed kernel")
 
 
 def _norms(stage: Stage) -> Candidates:
-    for x, weights in itertools.product(stage.inputs[:1], stage.weights):
+    for x in stage.inputs[:1]:
         size = x.shape[-1]
-        vectors = {key: w.astype(float) for key, w in weights.items() if w.shape == (size,)}
+        vectors = {key: w.astype(float) for key, w in stage.weights.items() if w.shape == (size,)}
         bias = sum(w for key, w in vectors.items() if "bias" in key)
         scale = math.prod(w for key, w in vectors.items() if "bias" not in key)
-        for (name, mean), epsilon in itertools.product(MEANS.items(), EPSILONS):
-            moved = x - mean(x)
+        norms = ("layer norm", x - x.mean(-1, keepdims=True)), ("root mean square norm", x)
+        for (name, moved), epsilon in itertools.product(norms, EPSILONS):
             normed = moved / np.sqrt((moved**2).mean(-1, keepdims=True) + epsilon)
             yield f"a {name} of epsilon {epsilon:g}", normed * scale + bias
+            if np.any(bias):
+                yield f"a {name} of epsilon {epsilon:g} without bias", normed * scale
 
 
 def _activations(stage: Stage) -> Candidates:
-    same = [x for x in stage.inputs[-2:] if x.size == stage.b.size]
+    same = [x for x in stage.inputs[-2:] if x.size == stage.here.size]
     for x, (name, function) in itertools.product(same, ACTIVATIONS.items()):
         value = function(x)
         yield name, value
@@ -69,42 +106,46 @@ def _activations(stage: Stage) -> Candidates:
 
 
 def _products(stage: Stage) -> Candidates:
-    for x, weights in itertools.product(stage.inputs[:1], stage.weights[:1]):
+    values = [_rows(value) for value in (stage.here, *stage.there)]
+    for x in stage.inputs[:1]:
         size = x.shape[-1]
         matrices = [
-            w.astype(float) for w in weights.values() if w.size > size and not w.size % size
+            w.astype(float) for w in stage.weights.values() if w.size > size and not w.size % size
         ]
         for matrix, transposed in itertools.product(matrices, ("", "transposed ")):
             kernel = matrix.reshape(-1, size).T if transposed else matrix.reshape(size, -1)
-            width = kernel.shape[1]
-            biases = [("", w.ravel()) for w in weights.values() if w.size == width]
+            words = f"a product with the {transposed}kernel"
+            product = x @ kernel
+            biases = [("", w.ravel()) for w in stage.weights.values() if w.size == kernel.shape[1]]
             for bias, added in [*biases, (" without bias", 0.0)]:
-                product = x @ kernel + added
-                yield f"a product with the {transposed}kernel{bias}", product
-                for heads in _head_counts(width):
-                    order = np.arange(width).reshape(heads, -1).T.ravel()
-                    for columns in (order, np.argsort(order)):
-                        yield f"a product with {heads} heads interleaved", product[..., columns]
+                yield f"{words}{bias}", product + added
+                for value in (value for value in values if value.shape == product.shape):
+                    factor = (product * (value - added)).sum() / (product**2).sum()
+                    if abs(factor - 1) > FACTORS:
+                        changed = product * factor + added
+                        yield f"{words}{bias}, of inputs times {factor:.8g}", changed
                 for name, dtype in LOWER.items():
-                    low = x.astype(dtype).astype(float)
-                    cast = kernel.astype(dtype).astype(float)
-                    yield f"a product of inputs cast to {name}{bias}", low @ kernel + added
-                    yield f"a product of numbers cast to {name}{bias}", low @ cast + added
+                    low, cast = (y.astype(dtype).astype(float) for y in (x, kernel))
+                    if (low != x).any():
+                        yield f"{words}{bias}, of inputs cast to {name}", low @ kernel + added
+                        yield f"{words}{bias}, of numbers cast to {name}", low @ cast + added
 
 
 def _attentions(stage: Stage) -> Candidates:
     """Yield softmax(q k^T scale + mask) v of three latest values, heads split in several ways."""
     for q, k, v in itertools.permutations(stage.inputs[-LATEST:], 3):
         width = q.shape[-1]
-        if k.shape != v.shape or (len(q), width) != (len(k), k.shape[-1]) or q.size != stage.b.size:
+        if k.shape != v.shape or k.shape[::2] != q.shape[::2] or q.size != stage.here.size:
             continue
+        filled = np.nan_to_num(k), np.nan_to_num(v)  # rows that do not count
         masks = list(_masks(stage.masks, (len(q), q.shape[1], k.shape[1])))
-        for heads, interleaved in itertools.product(_head_counts(width), (False, True)):
+        counts = [heads for heads in range(1, MOST_HEADS + 1) if width % heads == 0]
+        for heads, interleaved in itertools.product(counts, (False, True)):
             way = f"{heads} heads" + ", interleaved" * interleaved
             shape, axes = (
                 ((-1, heads), (0, 3, 1, 2)) if interleaved else ((heads, -1), (0, 2, 1, 3))
             )
-            split = [x.reshape(*x.shape[:2], *shape).transpose(axes) for x in (q, k, v)]
+            split = [x.reshape(*x.shape[:2], *shape).transpose(axes) for x in (q, *filled)]
             scores = split[0] @ split[1].swapaxes(-1, -2)
             sizes = {"1/sqrt(head size)": width / heads, "1": 1, "1/sqrt(width)": width}
             for (scale, size), (mask, added) in itertools.product(sizes.items(), masks):
@@ -137,31 +178,28 @@ def _masks(masks: Sequence[np.ndarray], sizes: tuple[int, int, int]) -> Candidat
             yield "the mask that it was given inverted", np.where(mask, MASKED, 0)
 
 
-def _sums(stage: Stage) -> Candidates:
-    """Yield what b would be if it were a with something more."""
-    if stage.a is None:
-        return
-    a, b = _rows(stage.a), _rows(stage.b)
+def _changes(value: np.ndarray, stage: Stage) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield what makes another program's value this one: in words, the result, what it must be."""
+    a, b, here = _rows(value), _rows(stage.here), stage.here
     a = a if a.shape == b.shape else a.swapaxes(0, 1)  # the sequence first
-    if a.shape != b.shape:
+    if a.shape != b.shape or a.size < 3:  # of fewer, anything is a multiple
         return
-    yield f"a's output times {(a * b).sum() / (a * a).sum():.6g}", a * (a * b).sum() / (a * a).sum()
-    yield "the same vector more in every row: a bias", a + (b - a).mean((0, 1))
-    for x in stage.inputs:
-        if x.shape == a.shape:
-            factor = (x * (b - a)).sum() / (x * x).sum()
-            yield f"{factor:.6g} times an input more", a + factor * x
+    factor = (a * b).sum() / (a * a).sum()
+    yield f"{{0}} has {{1}}'s value times {factor:.8g}", a * factor, here
+    if a[..., 0].size > 1:
+        moved = a + (b - a).mean((0, 1))
+        yield "{0} has the same vector more in every row: a bias", moved, here
+    for x in (x for x in stage.inputs if x.shape == a.shape):
+        factor = (x * (b - a)).sum() / (x * x).sum()
+        yield f"{{0}} has {factor:.8g} times an input more", a + factor * x, here
     for name, dtype in LOWER.items():
-        yield f"a's output cast to {name}", a.astype(dtype).astype(float)
+        yield f"{{0}} has {{1}}'s value cast to {name}", a.astype(dtype).astype(float), here
+        yield f"{{1}} has {{0}}'s value cast to {name}", b.astype(dtype).astype(float), value
 
 
 def _rows(x: np.ndarray) -> np.ndarray:
     """Return an array of any axes as [B, L, D] in float64."""
     return x.astype(float).reshape(*(x.shape[:2] if x.ndim > 2 else (1, *x.shape[:1])), -1)
-
-
-def _head_counts(width: int) -> list[int]:
-    return [heads for heads in range(1, MOST_HEADS + 1) if width % heads == 0]
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -171,8 +209,4 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "no activation": lambda x: x,
 }
-MEANS: dict[str, Callable[[np.ndarray], Any]] = {
-    "layer norm": lambda x: x.mean(-1, keepdims=True),
-    "root mean square norm": lambda x: 0,
-}
-CATALOGUE = (_norms, _activations, _products, _attentions, _sums)
+CATALOGUE = (_norms, _products, _activations, _attentions)

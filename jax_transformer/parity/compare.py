@@ -1,13 +1,14 @@
 """Two records: which values belong together, which block differs first, and by how much.
 
 Names tell little: a block of one record belongs to that of the other which gave the same values,
-then to that which was given the same values, and else to the next one of its sizes.
+then to that whose values are the nearest, among those of its sizes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,11 +16,15 @@ import numpy as np
 from jax_transformer.errors import InputError
 from jax_transformer.parity.catalogue import Stage, explain
 from jax_transformer.parity.record import Block, Record
+from jax_transformer.parity.report import MARK, aligned, table, write_page
 from jax_transformer.parity.values import Index, Rule, usual_size
 
-HEADINGS = ("a", "b", "paired by", "dtype", "roundings", "")
+HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
+TITLE = "Error by block, with the errors of earlier blocks"
 SCHEMA = 1  # of `to_json`; another number means other keys
-PairedBy = Literal["name", "value", "inputs", "order", "nothing"]
+JUMP = 100  # a difference so many times larger than all before it does not come from them
+LIKE = 0.5  # values that are further apart, each divided by its largest one, are not alike
+PairedBy = Literal["name", "value", "likeness", "nothing"]
 
 
 class Pair(NamedTuple):
@@ -63,36 +68,49 @@ class Comparison:
     """The blocks of two records, in the order in which b computed them; prints as a table.
 
     Attributes:
-        pairs: Of blocks; those that only a has are at the end.
+        blocks: Those of b with a's; those that only a has are at the end.
         first_differing: The innermost block that had the same inputs in both and gives another
             output; or the first value that differs or that only one program has, where no block
             was recorded. None if all values that the programs returned agree.
-        explanations: Between which parts of the block it lies, and what would explain it.
-        notes: Where the dtypes of both differ.
+        explanations: Between which parts of the block it lies, and what explains it.
+        notes: What differs earlier, but far less; and where the dtypes of both differ.
     """
 
-    pairs: tuple[Pair, ...]
+    blocks: tuple[Pair, ...]
     first_differing: Pair | None
     explanations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return of each pair the cells of `HEADINGS`."""
+    @property
+    def agrees(self) -> bool:
+        """Whether the values that the programs returned agree."""
+        return self.first_differing is None
+
+    def write_page(
+        self, path: str | os.PathLike, tables: Sequence[str] = (), *, overwrite: bool = False
+    ) -> None:
+        """Write one .html file with the remarks, the blocks, and other tables of `report.table`."""
+        *remarks, verdict = self.remarks()
+        tables = table(TITLE, HEADINGS, self._rows()), *tables
+        write_page(path, verdict, remarks, tables, agrees=self.agrees, overwrite=overwrite)
+
+    def _rows(self) -> list[tuple[str, ...]]:
         return [
             (
                 *("-" if name is None else name or "(the model)" for name in pair[:2]),
                 f"{pair.paired} {pair.form}".rstrip(),
                 " ".join(dict.fromkeys(pair.dtypes)),
-                "" if pair.roundings is None else f"{pair.roundings:.1e}",
-                "<-- first to differ" * (pair is self.first_differing),
+                *("" if x is None else f"{x:.1e}" for x in (pair.error, pair.roundings)),
+                MARK * (pair is self.first_differing),
             )
-            for pair in self.pairs
+            for pair in self.blocks
         ]
 
     def remarks(self) -> list[str]:
         """Return what is to be said beside the rows, the verdict last."""
         first = self.first_differing
         verdict = f"a differs from b, first in {first.name}" if first else "a agrees with b"
+        verdict += f", by {first.error:.1e}" if first and first.error is not None else ""
         lines = [f"explanation: {text}" for text in self.explanations]
         return [*lines, *(f"note: {text}" for text in self.notes), verdict]
 
@@ -101,18 +119,15 @@ class Comparison:
         first = self.first_differing
         return {
             "schema": SCHEMA,
-            "agrees": first is None,
+            "agrees": self.agrees,
             "first_differing": first and first._asdict(),
             "explanations": self.explanations,
             "notes": self.notes,
-            "blocks": [pair._asdict() for pair in self.pairs],
+            "blocks": [pair._asdict() for pair in self.blocks],
         }
 
     def __str__(self) -> str:
-        rows = [HEADINGS, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *self.remarks()])
+        return "\n".join([*aligned([HEADINGS, *self._rows()]), *self.remarks()])
 
 
 def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
@@ -125,78 +140,81 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
             8 of half precision.
 
     Returns:
-        A `Comparison`: print it, or read its `first_differing`, None if they agree.
+        A `Comparison`: print it, or read `agrees`, and `first_differing`, None if they agree.
 
     Raises:
         InputError: Nothing that the programs returned has the same size.
     """
     rule = Rule(usual_size(block.outputs[0] for block in b.blocks.values()), bound)
-    sides = _Side(a, rule), _Side(b, rule)
-    pairs = _paired(*sides, rule)
-    if not any(pair.error is not None and not b.blocks[pair.b].kind for pair in pairs):
-        shapes = (list(side.output(side.names[-1]).shape) for side in sides)
-        raise InputError("what a returned has other sizes than b's: {} and {}".format(*shapes))
-    wrong = [pair for pair in pairs if _differs(*sides, pair)]
-    first = (_first_suspect(sides, pairs) or wrong[0]) if wrong else None
-    explanations = tuple(_explanations(*sides, first, pairs)) if first else ()
-    other = [pair for pair in pairs if len({*pair.dtypes}) == 2]
-    notes = (
-        "{} blocks have other dtypes, first {}: {} in a and {} in b".format(
-            len(other), pair.name, *pair.dtypes
-        )
-        for pair in other[:1]
-    )
-    return Comparison(tuple(pairs), first, explanations, tuple(notes))
+    found, notes = _Examined(a, b, rule), list[str]()
+    paired = [pair for pair in found.pairs if pair.error is not None]
+    if not any(found.mixed or not b.blocks[pair.b].kind for pair in paired):
+        shapes = ([*record.blocks.values()][-1].outputs[0].shape for record in (a, b))
+        text = "what a returned has other sizes than b's: {} and {}"
+        raise InputError(text.format(*map(list, shapes)))
+    first, error = found.first, found.error
+    # What differs by little does not hide what differs by far more behind it.
+    while JUMP * error < 1:
+        later = _Examined(a, b, rule._replace(least=JUMP * error))
+        if later.first is None:
+            break
+        right = [pair for pair in later.pairs if pair[later.seen] in later.model.right]
+        if later.error > JUMP * max(error, *(pair.error or 0.0 for pair in right)):
+            notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.where)}"]
+            first, found = later.first, later
+        error = later.error
+    other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
+    text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
+    notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
+    explanations = (*found.where, *explain(found.stage, found.rule)) if found.first else ()
+    return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 
 class _Side:
-    """A record, and where its values are."""
+    """A record, and which of its values another one has too."""
 
     def __init__(self, record: Record, rule: Rule) -> None:
         self.blocks, self.names = record.blocks, list(record.blocks)
         blocks = record.blocks.values()
+        self.plain = not any(block.kind for block in blocks)  # a function that named its values
         self.outputs = Index((block.outputs[0] for block in blocks), rule)
         self.values = Index((x for b in blocks for x in (*b.outputs, *b.inputs)), rule)
-        self.sizes = {name: self._sizes(name) for name in self.names}
+        self.around: dict[str, list[str]] = {}  # what each is a part of, the innermost first
+        ends: dict[str, str] = {}
+        for name in reversed(self.names):
+            parts = name.partition("#")[0].split(".")
+            outer = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
+            self.around[name] = [ends[base] for base in outer if base in ends]
+            ends[".".join(parts)] = name
 
-    def _sizes(self, name: str) -> tuple[int, ...]:
-        """Return what equal blocks share: whether they have parts, sizes of output and weights."""
-        base, block = name.partition("#")[0], self.blocks[name]
-        inside = [b for other, b in self.blocks.items() if f"{other}.".startswith(f"{base}.")]
-        sizes = {weight.size for each in inside for weight in each.weights.values()}
-        large = sorted(size for size in sizes if 4 * size > max(sizes))
-        return bool(block.kind), len(inside) > 1, self.output(name).size, *large
+    def meet(self, other: _Side) -> None:
+        """Find the blocks that are right: their output is, or that of a block around them."""
+        self.other, self.right, self.used = other, set[str](), set[bytes]()
+        for name in reversed(self.names):
+            if self.knows(self.output(name)) or {*self.around[name]} & self.right:
+                self.right.add(name)
+                self.used |= {x.tobytes() for x in _relevant(self.blocks[name])}
+
+    def finds(self, x: np.ndarray) -> bool:
+        """Return whether the other record has these values."""
+        return any(True for _ in self.other.values.find(x))
+
+    def knows(self, x: np.ndarray) -> bool:
+        """Return whether a value is right: given, used by a right block, or in the other record."""
+        return x.dtype.kind in "iub" or x.tobytes() in self.used or self.finds(x)
 
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
 
-    def knows(self, array: np.ndarray) -> bool:
-        """Return whether the record has these values; whole numbers are what both were given."""
-        return array.dtype.kind in "iub" or any(True for _ in self.values.find(array))
+    def inside(self, name: str, directly: bool = True) -> list[str]:
+        """Return the blocks in a block's call, in order."""
+        depth = 1 if directly else None
+        return [part for part in self.names if name in self.around[part][:depth]]
 
-    def around(self, name: str) -> Iterator[str]:
-        """Yield the blocks that a block was called in, the innermost first."""
-        parts = name.partition("#")[0].split(".")
-        later = self.names[self.names.index(name) + 1 :]
-        for end in range(len(parts) - 1, -1, -1):
-            outer = ".".join(parts[:end])
-            yield from [other for other in later if other.partition("#")[0] == outer][:1]
-
-    def parts(self, name: str) -> list[str]:
-        """Return the blocks directly in a block's call, in order."""
-        before = self.names[: self.names.index(name)]
-        return [other for other in before if next(self.around(other), None) == name]
-
-    def suspects(self, other: _Side) -> Iterator[str]:
-        """Yield the blocks with inputs that the other side knows and an output that it does not.
-
-        A part of a block whose output is known is none: the programs cut that block otherwise.
-        """
-        known = {name: other.knows(self.output(name)) for name in self.names}
-        for name, block in self.blocks.items():
-            fine = not block.kind or any(known[outer] for outer in (name, *self.around(name)))
-            if not fine and all(map(other.knows, _relevant(block))):
-                yield name
+    def suspects(self) -> list[str]:
+        """Return the blocks of which all inputs are right, but not the output."""
+        wrong = [name for name in self.names if self.blocks[name].kind and name not in self.right]
+        return [name for name in wrong if all(map(self.knows, _relevant(self.blocks[name])))]
 
 
 def _relevant(block: Block) -> list[np.ndarray]:
@@ -205,91 +223,176 @@ def _relevant(block: Block) -> list[np.ndarray]:
     return [x for x in floats if (x.ndim, x.shape[-1:]) == (floats[0].ndim, floats[0].shape[-1:])]
 
 
-def _paired(a: _Side, b: _Side, rule: Rule) -> list[Pair]:
-    """Return a pair of each block, in b's order, then those that only a has."""
-    free, found = dict.fromkeys(a.names), dict[str | None, Pair]()
+class _Examined:
+    """Two records under a rule: which blocks belong together, the first that differs, and why.
 
-    def pair(one: str | None, other: str | None, paired: PairedBy) -> Pair:
-        there = [side.output(n) for side, n in ((a, one), (b, other)) if n is not None]
-        apart = rule.difference(*there) if len(there) == 2 else (None, None, "")
-        return Pair(one, other, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
+    `model` is the side whose blocks are looked into: b, or a where only b is a plain function.
+    """
 
-    def add(choices: Iterable[str], name: str, paired: PairedBy) -> None:
-        near = [one for one in choices if one in free] if name not in found else []
-        if near:
-            one = name if name in near else near[0]
-            found[name] = pair(one, name, paired)
-            del free[one]
+    def __init__(self, a: Record, b: Record, rule: Rule) -> None:
+        self.rule, self.sides = rule, (_Side(a, rule), _Side(b, rule))
+        for side, other in (self.sides, self.sides[::-1]):
+            side.meet(other)
+        self.mixed = self.sides[0].plain != self.sides[1].plain
+        self.seen = 0 if self.mixed and self.sides[1].plain else 1
+        self.model, self.other = self.sides[self.seen], self.sides[1 - self.seen]
+        self.pairs = self._paired()
+        wrong = [pair for pair in self.pairs if self._differs(pair)]
+        self.first = (self._first_suspect() or wrong[0]) if wrong else None
+        self.error = np.inf  # of what differs first
+        if self.first:
+            self.where, self.stage = self._stage(self.first)
+            errors = [self.rule.difference(x, self.stage.here).error for x in self.stage.there]
+            self.error = min(errors, default=np.inf)
+            if self.where and self.error < LIKE:
+                self.where[-1] += f", by {self.error:.1e}"
 
-    def same_inputs(one: str, other: str) -> bool:
-        given = [*_relevant(a.blocks[one])[:1], *_relevant(b.blocks[other])[:1]]
-        return len(given) == 2 and rule.accepts(rule.difference(*given))
+    def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
+        named = zip(self.sides, (a, b), strict=True)
+        there = [side.output(name) for side, name in named if name is not None]
+        apart = self.rule.difference(*there) if len(there) == 2 else (None, None, "")
+        return Pair(a, b, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
 
-    same_sizes = {
-        name: [one for one in a.names if a.sizes[one] == b.sizes[name]] for name in b.names
-    }
-    for name, block in b.blocks.items():  # the same name, of values that the callers named
-        add([one for one in same_sizes[name] if one == name and not block.kind], name, "name")
-    for name in b.names:
-        near = {a.names[index] for index in a.outputs.find(b.output(name))}
-        add([one for one in same_sizes[name] if one in near], name, "value")
-    for name in b.names:
-        add((one for one in same_sizes[name] if same_inputs(one, name)), name, "inputs")
-    for name in b.names:
-        add(same_sizes[name], name, "order")
-    for name in b.names:  # of blocks that are cut otherwise
-        add([a.names[index] for index in a.outputs.find(b.output(name))], name, "value")
-    alone = [pair(name, None, "nothing") for name in free]
-    return [found.get(name) or pair(None, name, "nothing") for name in b.names] + alone
+    def _kind(self, side: _Side, name: str) -> tuple[int, ...]:
+        """Return what blocks that belong together share: sizes, and whether they have parts."""
+        size, inside = side.output(name).size, side.inside(name, directly=False)
+        if self.mixed:  # a plain function has only values
+            return (size,)
+        weights = {x.size for one in (name, *inside) for x in side.blocks[one].weights.values()}
+        large = sorted(size for size in weights if 4 * size > max(weights))
+        return size, bool(side.blocks[name].kind), bool(inside), *large
 
+    def _paired(self) -> list[Pair]:
+        """Return a pair of each block, in b's order, then those that only a has."""
+        a, b = self.sides
+        pairs, taken, used = list[Pair](), (set[str](), set[str]()), dict[str, bytes]()
 
-def _differs(a: _Side, b: _Side, pair: Pair) -> bool:
-    """Return whether a value that a caller named differs, or only one program has it."""
-    (side, other), name = ((a, b), pair.a) if pair.b is None else ((b, a), pair.b)
-    if side.blocks[name].kind:
-        return False
-    if pair.error is None:
-        return not any(True for _ in other.values.find(side.output(name)))
-    return not pair.error <= b.outputs.rule.limit(pair.epsilon)
+        def add(choices: list[str], name: str, paired: PairedBy) -> None:
+            near = [one for one in choices if one not in taken[0] and name not in taken[1]]
+            for one in [name] if name in near else near[:1]:
+                join(one, name, paired)
 
+        def join(one: str, name: str, paired: PairedBy) -> None:
+            pairs.append(self._pair(one, name, paired))
+            taken[0].add(one)
+            taken[1].add(name)
 
-def _first_suspect(sides: tuple[_Side, _Side], pairs: list[Pair]) -> Pair | None:
-    """Return the pair of the first suspect of either side, by how far into its record it is."""
-    found = [
-        (side.names.index(name) / len(side.names), -position, name)
-        for position, (side, other) in enumerate((sides, sides[::-1]))
-        for name in [next(side.suspects(other), None)]
-        if name is not None
-    ]
-    _, position, name = min(found, default=(0, 0, None))
-    return next((pair for pair in pairs if found and pair[-position] == name), None)
+        kinds = [{name: self._kind(side, name) for name in side.names} for side in self.sides]
+        same = {x: [one for one in a.names if kinds[0][one] == kinds[1][x]] for x in b.names}
+        equal = {x: [a.names[i] for i in a.outputs.find(b.output(x))] for x in b.names}
+        for name in b.names:  # the same name, of values that the callers named
+            if name in same[name] and not (b.blocks[name].kind or a.blocks[name].kind):
+                join(name, name, "name")
+        for name in b.names:
+            add([one for one in equal[name] if one in same[name]], name, "value")
+        for names in self._alike(same, self.other.right if self.mixed else taken[1 - self.seen]):
+            value, block = names[1 - self.seen], names[self.seen]
+            output = self.model.output(block).tobytes()  # perhaps that of its last part too
+            if block not in taken[self.seen] and used.setdefault(value, output) == output:
+                join(*names, "likeness")
+        for name in b.names:  # of blocks that are cut otherwise
+            add(equal[name], name, "value")
+        pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
+        pairs += [self._pair(None, name, "nothing") for name in b.names if name not in taken[1]]
+        places = {name: place for place, name in enumerate(b.names)}
+        return sorted(pairs, key=lambda pair: places.get(pair.b, len(places)))
 
+    def _alike(self, same: Mapping[str, list[str]], known: set[str]) -> list[tuple[str, str]]:
+        """Return names in a and b of values that differ: equal names first, then the nearest.
 
-def _explanations(a: _Side, b: _Side, first: Pair, pairs: list[Pair]) -> Iterator[str]:
-    """Yield where in a block the difference lies, and what would explain it."""
-    if first.b is None:
-        yield "only a has this block"
-        return
-    block = b.blocks[first.b]
-    own = () if first.a is None else (a.blocks[first.a],)
-    inputs, targets = _relevant(block), [one.outputs[0] for one in (block, *own)]
-    masks = [x for one in (block, *own) for x in one.inputs if not any(x is y for y in inputs)]
-    if not own:
-        yield "only b has this block"
-    elif not all(map(b.knows, _relevant(own[0]))):
-        yield f"what a gives {first.a} is not what b gives {first.b}"
-    before, computed = "its inputs", []
-    for part in b.parts(first.b):
-        missing = [x for x in _relevant(b.blocks[part]) if not a.knows(x)]
-        if missing:
-            yield f"the difference arises in b after {before} and before {part}"
-            partner = next(pair.a for pair in pairs if pair.b == part)
-            given = _relevant(a.blocks[partner]) if partner else []
-            targets = [missing[0], *(x for x in given if x.size == missing[0].size)][:2]
-            break
-        inputs += _relevant(b.blocks[part])
-        if a.knows(b.output(part)):
-            before = part
-            computed.append(b.output(part))
-    weights = [one.weights for one in (*own, block)]
-    yield from explain(Stage([*inputs, *computed], masks, weights, *targets), b.outputs.rule)
+        Those that are not near come in order. A block is no choice for the value of a plain
+        function that is twice as near to another one: the function did not name the block's.
+        """
+        model, found = self.model, []
+        blocks = [name for name in model.names if name not in model.right]
+        # A function seldom names what words are looked up: by a block without parts and floats.
+        kept = {name for name in blocks if _relevant(model.blocks[name]) or model.inside(name)}
+        tables = {name for name in blocks if self.mixed and model.blocks[name].kind} - kept
+        inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
+        given = {  # where the other program has the last input of a block
+            name: [next(self.other.outputs.find(x), 0) for x in _relevant(model.blocks[name])]
+            for name in blocks
+        }
+        for place, value in enumerate(self.other.names):
+            x, scores = self.other.output(value), dict[tuple[str, str], float]()
+            for block in blocks if value not in known else ():
+                names = (value, block) if self.seen else (block, value)
+                if names[0] in same[names[1]] and place >= max(given[block], default=0):
+                    scores[names] = self.rule.unlike(x, model.output(block))
+            apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
+            most = 2 * min([*apart, *scores.values()], default=0.0)
+            for names, score in scores.items():
+                limit = min(most / 2, LIKE) if names[self.seen] in tables else most
+                if names[0] == names[1] or score <= limit:
+                    found.append((names[0] != names[1], min(score, LIKE), names))
+        return [names for *_, names in sorted(found, key=lambda one: one[:2])]
+
+    def _differs(self, pair: Pair) -> bool:
+        """Return whether a value that a caller named differs, or only one program has it."""
+        named = [
+            (side, name)
+            for side, name in zip(self.sides, pair[:2], strict=True)
+            if name is not None and not side.blocks[name].kind
+            # A plain function returns its last value; the others are inside it.
+            if not self.mixed or side is self.model or name == side.names[-1]
+        ]
+        if pair.error is None or self.mixed:
+            return not all(side.finds(side.output(name)) for side, name in named)
+        return bool(named) and not pair.error <= self.rule.limit(pair.epsilon)
+
+    def _first_suspect(self) -> Pair | None:
+        """Return the pair of the first suspect of either side, by how far into its record it is.
+
+        Beside a plain function, it is the first one whose mistake can be computed, also a part up
+        to the first value that the function named; or else the first one that it named.
+        """
+        found = sorted(
+            (side.names.index(name) / len(side.names), -position, name)
+            for position, side in enumerate(self.sides)
+            for name in side.suspects()
+        )
+        suspects = [self._of(-position, name) for _, position, name in found]
+        for suspect in suspects if self.mixed else ():
+            inside = self.model.inside(suspect[self.seen], directly=False)
+            parts = [self._of(self.seen, name) for name in inside if name not in self.model.right]
+            named = [place for place, part in enumerate(parts) if part.error is not None]
+            for pair in [*parts[: named[0] + 1 if named else None], suspect]:
+                if any(explain(self._stage(pair)[1], self.rule)):
+                    return pair
+        return next((one for one in suspects if not self.mixed or one.error is not None), None)
+
+    def _of(self, position: int, name: str) -> Pair:
+        return next(pair for pair in self.pairs if pair[position] == name)
+
+    def _stage(self, pair: Pair) -> tuple[list[str], Stage]:
+        """Return where in a pair the difference lies, and what is to be explained."""
+        if pair[self.seen] is None:
+            alone = self.other.output(pair[1 - self.seen])
+            return [f"only {'ba'[self.seen]} has this"], Stage("ba", [], [], {}, alone, [])
+        model, other, here = self.model, self.other, pair[self.seen]
+        block, target, where = model.blocks[here], model.output(here), list[str]()
+        if pair.a is None and not self.mixed:
+            where.append("only b has this")
+        elif not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
+            where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
+        inputs, computed, before = _relevant(block), list[np.ndarray](), "its inputs"
+        for part in model.inside(here):
+            given = _relevant(model.blocks[part])
+            missing = [] if part in model.right else [x for x in given if not model.knows(x)]
+            if missing and not (self.mixed and self._of(self.seen, part).error is None):
+                target = missing[0]
+                until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
+                where.append(
+                    f"the difference arises in {'ab'[self.seen]} after {before} and before {until}"
+                )
+                break
+            before = part if part in model.right else before
+            inputs += given
+            computed.append(model.output(part))
+        masks = [x for x in block.inputs if not any(x is y for y in inputs)]
+        values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
+        there = [x for x in values.values() if x.size == target.size]
+        if pair.a is not None and not self.mixed and target is model.output(here):
+            there.append(other.output(pair.a))
+        names = "ba" if self.seen else "ab"
+        return where, Stage(names, [*inputs, *computed], masks, block.weights, target, there)

@@ -54,18 +54,14 @@ class Record:
         Raises:
             InputError: The file exists, or its folder does not.
         """
-        arrays: dict[str, np.ndarray] = {}
+        arrays, order = dict[str, np.ndarray](), []
         for name, block in self.blocks.items():
             arrays |= {f"{name}:output.{i}": array for i, array in enumerate(block.outputs)}
             arrays |= {f"{name}:input.{i}": array for i, array in enumerate(block.inputs)}
             arrays |= {f"{name}:weight.{key}": array for key, array in block.weights.items()}
-        order = json.dumps(
-            [
-                (name, block.kind, len(block.outputs), len(block.inputs), list(block.weights))
-                for name, block in self.blocks.items()
-            ]
-        )
-        files.write(path, arrays, overwrite=overwrite, metadata={ORDER: order})
+            sizes = len(block.outputs), len(block.inputs)
+            order.append((name, block.kind, *sizes, list(block.weights)))
+        files.write(path, arrays, overwrite=overwrite, metadata={ORDER: json.dumps(order)})
 
 
 def record(model: Any, call: Callable[[Any], Any]) -> Record:
@@ -140,11 +136,10 @@ def read_record(path: str | os.PathLike) -> Record:
         blocks = {name: Block("", (arrays[name],)) for name in sorted(arrays, key=_natural)}
     try:
         for name, kind, outputs, inputs, keys in json.loads(order or "[]"):
-            first = arrays[f"{name}:output.0"]
-            others = (arrays[f"{name}:output.{i}"] for i in range(1, outputs))
+            found = tuple(arrays[f"{name}:output.{i}"] for i in range(max(outputs, 1)))
             given = tuple(arrays[f"{name}:input.{i}"] for i in range(inputs))
             weights = {key: arrays[f"{name}:weight.{key}"] for key in keys}
-            blocks[name] = Block(kind, (first, *others), given, weights)
+            blocks[name] = Block(kind, found, given, weights)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: its list of blocks does not fit its arrays") from error
     if not blocks:
@@ -155,9 +150,8 @@ def read_record(path: str | os.PathLike) -> Record:
 def _named(tree: Any, others: Mapping[str, Block]) -> dict[str, Block]:
     """Return the arrays of a tree by their paths, with names that no other block has."""
     arrays = {name or "output": own_copy(as_numpy(leaf)) for name, leaf in _leaves("", tree)}
-    blocks = {
-        _unused(k, others): Block("", (array,)) for k, array in arrays.items() if _is_kept(array)
-    }
+    kept = {name: array for name, array in arrays.items() if _is_kept(array)}
+    blocks = {_unused(name, others): Block("", (array,)) for name, array in kept.items()}
     if not blocks:
         raise InputError(f"a {type(tree).__name__} without arrays: return an array, or name some")
     return blocks

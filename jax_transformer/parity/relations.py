@@ -62,15 +62,15 @@ def relations(
     if len(programs) != 2 or len(rows) < max(sizes):
         text = f"{len(programs)} programs and {len(rows)} rows; give two and at least {max(sizes)}"
         raise InputError(text)
-    random, invariance, found = np.random.default_rng(seed), {}, {}
+    random, invariance, found = np.random.default_rng(seed), dict.fromkeys(programs, 0.0), {}
     for name, program in programs.items():
-        alone, apart = as_numpy(program.run(rows[:1]))[0], []
+        found[name] = [as_numpy(run(rows)) for run in program]
+        alone = as_numpy(program.run(rows[:1]))[0]
         for size in sizes:
             others = 1 + random.permutation(len(rows) - 1)[: size - 1]
             place = int(random.integers(size))
-            batch = np.insert(rows[others], place, rows[0], axis=0)
-            apart.append(np.abs(as_numpy(program.run(batch))[place] - alone).max())
-        invariance[name], found[name] = float(max(apart)), [as_numpy(f(rows)) for f in program]
+            batch = as_numpy(program.run(np.insert(rows[others], place, rows[0], axis=0)))
+            invariance[name] = max(invariance[name], float(np.abs(batch[place] - alone).max()))
     pairs = [*found.values(), [run for run, _ in found.values()]]
     errors = [error / epsilon for error, epsilon, _ in (Rule().difference(*x) for x in pairs)]
     return Relations(invariance, dict(zip(found, errors, strict=False)), errors[-1])

@@ -6,21 +6,18 @@ tensors come from files that others wrote.
 
 from __future__ import annotations
 
-import io
+import html
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from jax_transformer.errors import InputError, check_installed, one_line
+from jax_transformer.errors import InputError, one_line
 from jax_transformer.storage.writing import exists_already, replace_file
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LONGEST_NAME, LONGEST_EXPLANATION = 100, 400  # characters that the page shows
 MOST_ROWS = 400  # of a table
-WIDTH = 200  # characters of a line
+MARK = "<-- first to differ"
 PAGE = """\
 <!doctype html>
 <html lang="en">
@@ -28,9 +25,10 @@ PAGE = """\
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>Comparison of two models</title>
-<style>{stylesheet} body {{ color: {foreground}; background: {background} }}</style>
+<style>span {{ color: {colour}; font-weight: bold }}</style>
 </head>
-<body><pre>{code}</pre></body>
+<body><pre><span>{verdict}</span>
+{text}</pre></body>
 </html>
 """
 
@@ -38,7 +36,6 @@ PAGE = """\
 def check_report(path: str | os.PathLike, overwrite: bool = False) -> None:
     """Refuse a file that `write_page` would refuse; changes nothing on the disk."""
     path = Path(path)
-    check_installed("rich")
     if path.suffix != ".html":
         raise InputError(f"{path}: the name of a report must end in .html")
     check_new_file(path, overwrite)
@@ -56,7 +53,7 @@ def write_page(
     path: str | os.PathLike,
     verdict: str,
     remarks: Sequence[str],
-    tables: Sequence[Table],
+    tables: Sequence[str],
     *,
     agrees: bool,
     overwrite: bool = False,
@@ -66,28 +63,25 @@ def write_page(
     Args:
         path: A .html file. A symbolic link there is replaced, not followed.
     """
-    from rich.console import Console
-
     check_report(path, overwrite)
-    console = Console(record=True, file=io.StringIO(), width=WIDTH)
-    console.print(verdict, style="bold green" if agrees else "bold red", markup=False)
-    for remark in remarks:
-        console.print(one_line(remark, LONGEST_EXPLANATION), markup=False, highlight=False)
-    for each in tables:
-        console.print(each)
-    replace_file(Path(path), console.export_html(code_format=PAGE).encode())
+    lines = [one_line(text, LONGEST_EXPLANATION) for text in (verdict, *remarks)]
+    text = html.escape("\n\n".join(["\n".join(lines[1:]), *tables]), quote=False)
+    text = re.sub(f"(?m)^.*{html.escape(MARK)}.*$", r"<span>\g<0></span>", text)
+    colours = {"colour": "green" if agrees else "red", "verdict": html.escape(lines[0])}
+    replace_file(Path(path), PAGE.format(text=text, **colours).encode())
 
 
-def table(title: str, columns: Iterable[str], rows: Sequence[Sequence[str]]) -> Table:
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of the page, from some rows before the marked one, with `MOST_ROWS`."""
-    from rich.table import Table
-    from rich.text import Text
-
-    marked = [number for number, row in enumerate(rows) if row[-1].startswith("<--")]
+    marked = [number for number, row in enumerate(rows) if row[-1] == MARK]
     rows = rows[max(0, marked[0] - MOST_ROWS // 2) if marked else 0 :]
-    more = f"{len(rows) - MOST_ROWS:,} more rows are not shown" if len(rows) > MOST_ROWS else None
-    shown = Table(*columns, title=title, caption=more, title_justify="left")
-    for row in rows[:MOST_ROWS]:
-        style = "red" if row[-1].startswith("<--") else ""
-        shown.add_row(*(Text(one_line(cell, LONGEST_NAME)) for cell in row), style=style)
-    return shown
+    more = len(rows) - MOST_ROWS
+    shown = [[one_line(cell, LONGEST_NAME) for cell in row] for row in (columns, *rows[:MOST_ROWS])]
+    note = [f"{more:,} more rows are not shown"] if more > 0 else []
+    return "\n".join([title, *aligned(shown, " \N{BOX DRAWINGS LIGHT VERTICAL} "), *note])
+
+
+def aligned(rows: Sequence[Sequence[str]], between: str = "  ") -> Iterable[str]:
+    """Return rows as lines in which columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [between.join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -25,15 +25,19 @@ class Difference(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is no difference: `bound` roundings, None is the default; and the floor of scales."""
+    """What is no difference: `bound` roundings, None is the default, or an error of `least`.
+
+    `floor` is that of scales.
+    """
 
     floor: float = 0.0
     bound: float | None = None
+    least: float = 0.0
 
     def limit(self, epsilon: float) -> float:
         """Return the largest error at a precision."""
         usual = FEW_ROUNDINGS if epsilon > HALF else ROUNDINGS
-        return epsilon * (usual if self.bound is None else self.bound)
+        return max(self.least, epsilon * (usual if self.bound is None else self.bound))
 
     def accepts(self, difference: Difference) -> bool:
         """Return whether this is rounding."""
@@ -68,6 +72,13 @@ class Rule(NamedTuple):
                 break
         return nearest
 
+    def unlike(self, a: np.ndarray, b: np.ndarray) -> float:
+        """Return how far two arrays are apart if each is divided by its largest number."""
+        a, b = (np.asarray(x / (np.abs(_finite(x)).max() or 1.0), float) for x in (a, b))
+        if a.shape == b.shape:  # other arrangements take time
+            return _farthest(a, b)
+        return self._replace(floor=0.0).difference(a, b).error
+
 
 class Index:
     """Finds the arrays that hold given values."""
@@ -82,14 +93,11 @@ class Index:
         summary = _summary(array)
         with np.errstate(over="ignore", invalid="ignore"):
             scale = summary[1] * max(*np.abs(summary[2:4]), self.rule.floor)
-            near = [
-                position
-                for position, other in enumerate(self.summaries)
-                for limit in [min(self.rule.limit(max(summary[0], other[0])), 1.0)]
-                if summary[1] == other[1] and np.abs(summary - other)[2:].max() <= limit * scale
-            ]
-        for position in near:
-            if self.rule.accepts(self.rule.difference(self.arrays[position], array)):
+            apart = [np.abs(summary - other)[2:].max() for other in self.summaries]
+        for position, other in enumerate(self.summaries):
+            limit = min(self.rule.limit(max(summary[0], other[0])), 1.0) * scale
+            near = summary[1] == other[1] and apart[position] <= limit
+            if near and self.rule.accepts(self.rule.difference(self.arrays[position], array)):
                 yield position
 
 

@@ -12,8 +12,6 @@ from jax_transformer.parity.report import table, write_page
 from jax_transformer.porting.suggest import described, together
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from jax_transformer.porting.compare import Comparison
 
 AGREES = "The converted model agrees with yours"
@@ -42,7 +40,7 @@ def write_report(
     write_page(path, verdict, remarks, tables, agrees=first is None, overwrite=overwrite)
 
 
-def _errors(comparison: Comparison) -> Table:
+def _errors(comparison: Comparison) -> str:
     """Return the table of the blocks."""
     blocks, first = comparison.blocks, comparison.first_differing
     rows = [
@@ -53,7 +51,7 @@ def _errors(comparison: Comparison) -> Table:
     return table(title, ("block", "your module", "error", ""), rows)
 
 
-def _weights(config: TransformerConfig, layout: Layout) -> Table:
+def _weights(config: TransformerConfig, layout: Layout) -> str:
     """Return the table of which foreign tensor became which parameter."""
     pairs: dict[tuple, list[BoundRow]] = {}
     for pair in expand(layout, config):  # those that differ in their layer alone are one row
@@ -75,7 +73,7 @@ def _weights(config: TransformerConfig, layout: Layout) -> Table:
     return table("Weights; a row stands for the same tensor of all layers", columns, rows)
 
 
-def _fields(config: TransformerConfig, masks: Masks) -> Table:
+def _fields(config: TransformerConfig, masks: Masks) -> str:
     """Return the table of the config, the fields that differ from their defaults first."""
     fields = [(f.name, getattr(config, f.name), f.default) for f in dataclasses.fields(config)]
     fields.sort(key=lambda field: field[1] == field[2])

@@ -39,6 +39,21 @@ IN_A_BLOCK = (
     "halves of sinusoids at ",
     "positions from 1 at ",
 )
+# The mistakes of a plain function, and what each explanation must say; "" is that none is given.
+OF_A_FUNCTION = {
+    "epsilon at encoder.1.norms.0": "a has a layer norm of epsilon 1e-06",
+    "no scale at decoder.1.attentions.1": "a has attention of 4 heads, scale 1, ",
+    "no mask at decoder.0.attentions.0": "scale 1/sqrt(head size), no mask",
+    "norm last at encoder.0.norms.0": "",
+    "relu at encoder.0.feed": "b has gelu by erf, and a has relu",
+    "positions from 1 at ": "",
+    "transposed at decoder.0.attentions.0.value": "a has a product with the transposed kernel",
+    "no bias at encoder.1.feed.inner": "bias",
+    "swapped at encoder.0.norms.0": "",
+    "no mask at encoder.0.attentions.0": "scale 1/sqrt(head size), no mask",  # of padding
+    "dropout at decoder.1": "",
+    "halves rotated at decoder.1.attentions.0": "",
+}
 WORDS = {  # what the explanation must say
     "epsilon": "norm of epsilon 1e-06",
     "root mean square": "root mean square norm",
@@ -52,14 +67,15 @@ WORDS = {  # what the explanation must say
     "transposed": "transposed kernel",
     "no bias": "the same vector more in every row: a bias",
     "bfloat16": "cast to bfloat16",
-    "no norm": "only b has this block",
+    "no norm": "only b has this",
     "no residual": "1 times an input more",
     "no embedding scale": "times an input more",
 }
 
 
 class Mistake:
-    def __init__(self, text=""):
+    def __init__(self, text="", rotary=False):
+        self.rotary = rotary
         self.kind, _, self.place = text.partition(" at ")
 
     def has(self, kind, place):
@@ -87,6 +103,8 @@ def attend(mistake, place, q, k, v, mask):
         return jnp.moveaxis(z.reshape(*z.shape[:-1], HEADS, size), -2, -3)
 
     q, k, v = map(split, (q, k, v))
+    if mistake.rotary and ".1" not in place[-2:]:
+        q, k = (turned(z, mistake.has("halves rotated", place)) for z in (q, k))
     scale = {"no scale": 1, "scale by width": WIDTH**-0.5}
     factor = scale.get(mistake.kind, size**-0.5) if mistake.place == place else size**-0.5
     scores = q @ k.mT * factor
@@ -97,6 +115,14 @@ def attend(mistake, place, q, k, v, mask):
         return heads.reshape(*heads.shape[:-3], -1, WIDTH)
     heads = jnp.moveaxis(heads, -3, -1 if interleaved else -2)
     return heads.reshape(*heads.shape[:-2], WIDTH)
+
+
+def turned(z, halves):
+    """Return heads [..., L, d] rotated by position: neighbours, or by mistake both halves."""
+    angle = jnp.arange(z.shape[-2], dtype=z.dtype)[:, None] * 0.5 ** jnp.arange(z.shape[-1] // 2)
+    x, y = jnp.split(z, 2, -1) if halves else (z[..., ::2], z[..., 1::2])
+    x, y = x * jnp.cos(angle) - y * jnp.sin(angle), x * jnp.sin(angle) + y * jnp.cos(angle)
+    return jnp.concatenate([x, y], -1) if halves else jnp.stack([x, y], -1).reshape(z.shape)
 
 
 def activate(mistake, place, x):

@@ -44,7 +44,7 @@ def first(a, b, **options):
 def test_equal_programs_agree():
     agreed, comparison = first(recorded(Torch()), recorded(Torch()))
     assert agreed is None
-    assert {pair.paired for pair in comparison.pairs} == {"value", "name"}
+    assert {pair.paired for pair in comparison.blocks} == {"value", "name"}
     assert str(comparison).splitlines()[-1] == "a agrees with b"
 
 
@@ -73,7 +73,7 @@ def test_a_difference_between_two_parts_is_of_the_block_around_them():
     found, comparison = first(recorded(Inline(approximate="tanh")), recorded(Inline()))
     assert found == ("", "")
     assert comparison.explanations == (
-        "the difference arises in b after inner and before outer",
+        "the difference arises in b after inner and before outer, by 3.4e-05",
         "b has gelu by erf, and a has gelu by tanh",
     )
 
@@ -89,7 +89,7 @@ def test_values_are_found_under_other_names_and_in_other_arrangements():
                 parity.record_arrays({"a": a}), parity.record_arrays({"b": b})
             )
             assert found is None
-            assert comparison.pairs[0].paired == "value"
+            assert comparison.blocks[0].paired == "value"
     shuffled = RANDOM.permutation(x.ravel()).reshape(x.shape)
     assert first(parity.record_arrays({"a": shuffled}), parity.record_arrays({"b": x}))[0]
 
@@ -124,7 +124,7 @@ def test_dtypes_side_by_side_and_the_bound_of_the_coarser_one():
     assert "other dtypes, first norm: float32 in a and float64 in b" in comparison.notes[0]
     assert first(rounded, exact, bound=1e-3)[0] is not None
     half = recorded(Torch(), dtype=torch.bfloat16)
-    assert max(p.error for p in first(half, exact)[1].pairs) > 1e-3
+    assert max(p.error for p in first(half, exact)[1].blocks) > 1e-3
 
 
 def test_a_block_that_only_one_program_has():
@@ -140,7 +140,7 @@ def test_a_block_that_only_one_program_has():
     assert first(longer, shorter)[0] == ("last", None)
     found, comparison = first(shorter, longer)
     assert found == (None, "last")
-    assert comparison.explanations[0] == "only b has this block"
+    assert comparison.explanations[0] == "only b has this"
 
 
 def test_a_value_that_only_one_program_returns_is_a_difference():
@@ -163,3 +163,54 @@ def test_what_is_not_finite_must_be_so_in_both():
     record = parity.record_arrays({"x": x})
     assert first(record, record)[0] is None
     assert first(parity.record_arrays({"x": np.nan_to_num(x)}), record)[0] == ("x", "x")
+
+
+def test_rows_of_nan_do_not_count():
+    def masked(record, **other):
+        def mask(x):
+            return np.where(np.arange(5)[:, None] < 4, x, np.nan)
+
+        return parity.Record(
+            {
+                name: block._replace(outputs=tuple(map(mask, block.outputs)), **other)
+                for name, block in record.blocks.items()
+            }
+        )
+
+    a, b = (masked(recorded(Torch(approximate=way))) for way in ("tanh", "none"))
+    assert parity.compare(b, b).agrees
+    assert first(a, b)[0] == ("act", "act")
+
+
+def test_a_function_beside_a_module_is_found_where_it_differs_and_not_at_what_it_does_not_name():
+    class Dropped(Torch):
+        def __init__(self):
+            super().__init__()
+            self.words, self.drop = nn.Embedding(9, 6), nn.Dropout()
+
+        def forward(self, ids):
+            return self.drop(super().forward(self.drop(self.words(ids) * 2)))
+
+    module, ids = Dropped().double(), np.arange(8).reshape(2, 4)
+    expected = parity.record(module, lambda module: module(torch.from_numpy(ids)))
+    w = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+
+    def function(bias=1.0, dropped=1.0):
+        x = w["words.weight"][ids] * 2
+        y = x - x.mean(-1, keepdims=True)
+        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + 1e-5) * w["norm.weight"] + w["norm.bias"]
+        up = y @ w["inner.weight"].T + bias * w["inner.bias"]
+        act = nn.functional.gelu(torch.from_numpy(up)).numpy()
+        down = act @ w["outer.weight"].T + w["outer.bias"]
+        values = {"x": x, "y": y, "up": up, "act": act, "down": down, "scores": y @ y.mT}
+        return parity.record_arrays(values | {"sum": x + down, "z": (x + down) * dropped})
+
+    assert parity.compare(function(), expected).agrees
+    assert parity.compare(expected, function()).agrees
+    found, comparison = first(function(bias=0.0), expected)
+    assert found == ("up", "inner")
+    words = "b has a product with the kernel, and a has a product with the kernel without bias"
+    assert words in comparison.explanations
+    found, comparison = first(expected, function(dropped=RANDOM.binomial(1, 0.5, (2, 4, 6)) * 2.0))
+    assert found == (None, "z")  # the module drops nothing
+    assert comparison.explanations == ("only b has this",)

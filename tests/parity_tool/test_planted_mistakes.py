@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from jax_transformer import parity
-from tests.parity_tool.mistakes import IN_A_BLOCK, WORDS, Mistake
+from tests.parity_tool import plain_copy
+from tests.parity_tool.mistakes import IN_A_BLOCK, OF_A_FUNCTION, WORDS, Mistake
 from tests.parity_tool.torch_program import Program
 
 pytestmark = pytest.mark.exhaustive  # test_compare.py has quick cases
@@ -25,10 +26,10 @@ def ids():
 
 
 @cache
-def program():
+def program(rotary=False, seed=0, dtype=torch.float64):
     """Return the torch program with random numbers in every leaf, and its record."""
-    torch.manual_seed(0)
-    module = Program().double()
+    torch.manual_seed(seed)
+    module = Program(rotary).to(dtype)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -51,7 +52,7 @@ def compared(copy, text):
 def test_a_right_copy_agrees_block_by_block(copy):
     comparison = compared(copy, "")
     assert comparison.first_differing is None
-    values = [pair for pair in comparison.pairs if pair.paired == "value"]
+    values = [pair for pair in comparison.blocks if pair.paired == "value"]
     assert len(values) >= 58  # of 62 blocks: the Linen copy has no module of a network
     assert max(pair.roundings for pair in values) < 16
 
@@ -68,5 +69,57 @@ def test_a_mistake_is_found_at_its_block_and_explained(copy, text):
     if kind in WORDS:
         assert any(WORDS[kind] in words for words in comparison.explanations), comparison
     else:  # between the embedding and the first layer
-        place = "the difference arises in b after words#2 and before encoder.0"
-        assert comparison.explanations[0] == place
+        place = "the difference arises in b after words#2 and before encoder.0, by"
+        assert comparison.explanations[0].startswith(place)
+
+
+def beside_a_function(text, seed, dtype=torch.float64, named=lambda values: values):
+    """Return the comparison of a plain function that has this mistake with the torch program."""
+    mistake = Mistake(text, rotary=text.startswith("halves"))
+    module, expected = program(mistake.rotary, seed, dtype)
+    with jax.enable_x64(dtype == torch.float64):
+        values = named(plain_copy.values(mistake, module.state_dict(), *ids()))
+        return parity.compare(parity.record(None, lambda _: values), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "seed", "dtype"),
+    [(text, 1, torch.float64) for text in OF_A_FUNCTION]
+    + [(text, 2, torch.float32) for text in [*OF_A_FUNCTION][1:]],  # such an epsilon is rounding
+)
+def test_a_mistake_of_a_plain_function_is_found_and_nothing_else_is_said(text, seed, dtype):
+    comparison = beside_a_function(text, seed, dtype)
+    assert comparison.first_differing.b == text.partition(" at ")[2], comparison
+    said = [x for x in comparison.explanations if not x.startswith("the difference arises in b")]
+    assert bool(said) == bool(OF_A_FUNCTION[text])
+    assert all(OF_A_FUNCTION[text] in words for words in said), said
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_right_function_agrees_whatever_it_names(dtype):
+    assert beside_a_function("", 3, dtype).agrees
+    assert beside_a_function("", 3, dtype, lambda values: {"y": values["logits"]}).agrees
+
+
+def test_less_named_is_less_found_but_nothing_wrong():
+    def layers(values):  # what the encoder's layers return, and the logits
+        return {name: values[name] for name in ("15", "27", "logits")}
+
+    # What the first layer is given is not named: all before its end is possible.
+    for text, place in (("relu at encoder.1.feed", "encoder.1"), ("swapped", "")):
+        comparison = beside_a_function(text, 4, named=layers)
+        assert comparison.first_differing.b == place, comparison
+        assert place or "after its inputs and before the end of encoder.0" in str(comparison)
+        assert not [words for words in comparison.explanations if " has " in words]
+
+
+def test_a_table_in_float32_hides_no_mistake(monkeypatch):
+    exact = plain_copy.mistakes.positions
+    monkeypatch.setattr(
+        plain_copy.mistakes, "positions", lambda *given: exact(*given).astype(np.float32)
+    )
+    alone, beside = (beside_a_function(text, 5) for text in ("", "relu at decoder.0.feed"))
+    assert alone.first_differing.b == ""
+    assert 1e-10 < float(alone.explanations[0].split()[-1]) < 1e-7
+    assert beside.first_differing.b == "decoder.0.feed"
+    assert "the model differs earlier, but far less" in beside.notes[0]

@@ -9,9 +9,17 @@ WIDTH, HEADS, WIDE, WORDS, DEPTH = 24, 4, 36, 31, 2
 PAD = 0
 
 
+def turned(z):
+    """Return heads [B, H, L, d] with each pair of neighbours rotated by its position."""
+    angle = torch.arange(z.shape[2], dtype=z.dtype)[:, None] * 0.5 ** torch.arange(z.shape[3] // 2)
+    z = torch.view_as_complex(z.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(z * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
+
+
 class Attention(nn.Module):
-    def __init__(self):
+    def __init__(self, rotary=False):
         super().__init__()
+        self.rotary = rotary
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, x, y, mask):
@@ -19,6 +27,7 @@ class Attention(nn.Module):
             z.unflatten(-1, (HEADS, -1)).transpose(1, 2)
             for z in (self.query(x), self.key(y), self.value(y))
         )
+        q, k = (turned(z) if self.rotary else z for z in (q, k))
         scores = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(~mask, -1e30)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
@@ -33,9 +42,9 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, crossing):
+    def __init__(self, crossing, rotary):
         super().__init__()
-        self.attentions = nn.ModuleList(Attention() for _ in range(1 + crossing))
+        self.attentions = nn.ModuleList(Attention(rotary and not i) for i in range(1 + crossing))
         self.feed = FeedForward()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH, eps=1e-5) for _ in range(2 + crossing))
 
@@ -48,11 +57,11 @@ class Layer(nn.Module):
 
 
 class Program(nn.Module):
-    def __init__(self):
+    def __init__(self, rotary=False):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.encoder = nn.ModuleList(Layer(False) for _ in range(DEPTH))
-        self.decoder = nn.ModuleList(Layer(True) for _ in range(DEPTH))
+        self.encoder = nn.ModuleList(Layer(False, rotary) for _ in range(DEPTH))
+        self.decoder = nn.ModuleList(Layer(True, rotary) for _ in range(DEPTH))
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS)
 

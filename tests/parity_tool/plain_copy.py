@@ -1,0 +1,59 @@
+"""The program as a plain function that names its values: mistakes are as in the other copies."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from tests.parity_tool import mistakes
+from tests.parity_tool.torch_program import DEPTH, PAD
+
+
+def values(mistake, state, src, tgt):
+    """Return by names of its own what each part is given and returns."""
+    state, found = mistake.weights(state), {}
+
+    def keep(value):
+        found[f"{len(found)}"] = value
+        return value
+
+    def dense(name, x):
+        return keep(x @ state[f"{name}.weight"].T + state[f"{name}.bias"])
+
+    def norm(name, x):
+        x = x - x.mean(-1, keepdims=True)
+        x = x / jnp.sqrt((x**2).mean(-1, keepdims=True) + mistakes.epsilon(mistake, name))
+        return keep(x * state[f"{name}.weight"] + state[f"{name}.bias"])
+
+    def attend(name, x, y, mask):
+        q, k, v = (dense(f"{name}.{p}", z) for p, z in (("query", x), ("key", y), ("value", y)))
+        return dense(f"{name}.out", keep(mistakes.attend(mistake, name, q, k, v, mask)))
+
+    def layer(name, x, mask, memory=None, memory_mask=None):
+        if mistake.has("norm last", f"{name}.norms.0"):
+            x = keep(norm(f"{name}.norms.0", x + attend(f"{name}.attentions.0", x, x, mask)))
+        else:
+            y = norm(f"{name}.norms.0", x)
+            x = keep(x + attend(f"{name}.attentions.0", y, y, mask))
+        if memory is not None:
+            y = norm(f"{name}.norms.1", x)
+            x = keep(x + attend(f"{name}.attentions.1", y, memory, memory_mask))
+        y = norm(f"{name}.norms.{1 if memory is None else 2}", x)
+        y = mistakes.activate(mistake, f"{name}.feed", dense(f"{name}.feed.inner", y))
+        y = dense(f"{name}.feed.outer", keep(y))
+        if mistake.has("dropout", name):
+            y = y * np.random.default_rng(0).binomial(1, 0.9, y.shape) / 0.9
+        return keep(x + y)
+
+    def embed(ids):
+        x = keep(jnp.asarray(state["words.weight"])[ids]) * mistakes.embedding_scale(mistake)
+        return keep(x + mistakes.positions(mistake, ids.shape[1]).astype(x.dtype))
+
+    seen = (src != PAD)[:, None, None]
+    earlier = jnp.tril(jnp.ones((tgt.shape[1], tgt.shape[1]), bool))[None, None]
+    x, y = embed(src), embed(tgt)
+    for i in reversed(range(DEPTH)) if mistake.kind == "swapped" else range(DEPTH):
+        x = layer(f"encoder.{i}", x, seen)
+    x = norm("encoder_norm", x)
+    for i in range(DEPTH):
+        y = layer(f"decoder.{i}", y, earlier, x, seen)
+    found["logits"] = dense("head", norm("decoder_norm", y))
+    return found
