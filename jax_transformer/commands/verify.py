@@ -10,16 +10,19 @@ from jax_transformer.commands.convert import (
     holds_weights_alone,
     read_source,
 )
-from jax_transformer.convert import to_torch
+from jax_transformer.convert import to_tensors, to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
-from jax_transformer.errors import InputError, check_installed
+from jax_transformer.errors import check_installed
 from jax_transformer.parity.report import check_report
-from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.layouts import get_layout
-from jax_transformer.porting.record import Record, read_record
-from jax_transformer.porting.report import write_report
-from jax_transformer.porting.verify import verify as verify_tensors
+from jax_transformer.porting import get_layout, read_recording, verify_recording
+from jax_transformer.porting import verify as verify_tensors
 from jax_transformer.storage import weights as files
+
+NOTE = (
+    "note: this tests the conversion, not whether the config describes your model: both sides are "
+    "built from the same config. To test your model, give --against a recording of it, which the "
+    "program that `jax-transformer suggest` prints writes"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,14 +31,13 @@ class Arguments(Weights):
 
     Without --against, JAX and PyTorch run on the same weights and random input. This tests the
     conversion. It does not test whether the config describes your model: both sides are built
-    from the same config. With --against, JAX runs on the inputs that your program was given, and
-    is compared with what it computed: this tests the model. The exit code is 1 where a block
-    differs by more than rounding.
+    from the same config. With --against, JAX is compared with the recorded operations of your
+    program: this tests the model. The exit code is 1 where a block differs by more than rounding.
 
     Attributes:
-        against: What your program computed: a file that the code written by `jax-transformer
-            suggest` leaves, with token ids and logits, and outputs of modules.
-        report: HTML file to write about the comparison with --against.
+        against: What your program computed: the file that the program printed by `jax-transformer
+            suggest` writes.
+        report: HTML file to write about the comparison.
         overwrite: Replace an existing report.
     """
 
@@ -45,43 +47,33 @@ class Arguments(Weights):
 
 
 def verify(arguments: Arguments) -> None:
-    """Compare a model in JAX with PyTorch or with a record; leave with code 1 if they differ."""
+    """Compare a model in JAX with PyTorch or with a recording; leave with code 1 if they differ."""
     source, layout, against = arguments.source, arguments.layout, arguments.against
-    strip_prefixes, report = arguments.strip_prefixes, arguments.report
-    overwrite = arguments.overwrite
-    if report is not None and against is None:
-        raise InputError(f"--report {report} needs --against, a record of your program")
-    if against is None:
-        check_installed("torch")
-        if holds_weights_alone(arguments):
-            config = file_config(source, arguments.config, layout)
-            tensors = files.read_trained(source, key=arguments.key, drop=arguments.drop)
-            result = verify_tensors(tensors, config, layout, strip_prefixes=strip_prefixes)
-        else:
-            model = read_source(arguments)
-            result = verify_tensors(to_torch(model.params, model.config), model.config)
-        print(result)
+    check_installed("torch")
+    if arguments.report is not None:
+        check_report(arguments.report, arguments.overwrite)
+    recording = None if against is None else read_recording(against)
+    alone = holds_weights_alone(arguments)
+    if recording is None and alone:
+        config = file_config(source, arguments.config, layout)
+        tensors = files.read_trained(source, key=arguments.key, drop=arguments.drop)
+        result = verify_tensors(tensors, config, layout, strip_prefixes=arguments.strip_prefixes)
     else:
-        if report is not None:
-            check_report(report, overwrite)
-        record = _strip(read_record(against), strip_prefixes)
         model = read_source(arguments)
-        names = get_layout(read_config(source)["model_type"] if is_huggingface(source) else layout)
-        result = compare_record(model.params, model.config, names, record)
-        print(result)
-        if report is not None:
-            write_report(report, result, model.config, names, overwrite=overwrite)
-            print(f"{report} written")
-    if result.first_differing:
+        if recording is None:
+            result = verify_tensors(to_torch(model.params, model.config), model.config)
+        else:
+            folder = is_huggingface(source)
+            names = get_layout(read_config(source)["model_type"] if folder else layout)
+            tensors, _ = to_tensors(model.params, model.config, names)
+            if alone:  # with what no parameter is
+                tensors |= files.read_trained(source, key=arguments.key, tell=lambda line: None)
+            result = verify_recording(model.params, model.config, names, recording, tensors)
+    print(result)
+    if recording is None:
+        print(NOTE)
+    if arguments.report is not None:
+        result.write_page(arguments.report, overwrite=arguments.overwrite)
+        print(f"{arguments.report} written")
+    if not result.agrees:
         sys.exit(1)
-
-
-def _strip(record: Record, prefixes: tuple[str, ...]) -> Record:
-    """Return the record without the prefixes of its modules' names, as of the weights' names."""
-    batches = []
-    for batch in record.batches:
-        blocks = batch.blocks
-        for prefix in prefixes:
-            blocks = {name.removeprefix(prefix): block for name, block in blocks.items()}
-        batches.append(batch._replace(blocks=blocks))
-    return record._replace(batches=tuple(batches))

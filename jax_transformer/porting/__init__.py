@@ -1,7 +1,11 @@
-"""Strange models find their config and layout: a client of `convert` that nothing else imports."""
+"""Strange models find their config and layout: a client of `convert` and of `parity`."""
 
-from jax_transformer.porting.compare import compare
 from jax_transformer.porting.layouts import get_layout, layouts, layouts_of
+from jax_transformer.porting.recording import Recording, program, read_recording
+from jax_transformer.porting.suggest import Suggestion, suggest
 from jax_transformer.porting.trainers import TRAINERS, from_trainer
+from jax_transformer.porting.verify import record_model, verify, verify_recording
 
-__all__ = ["TRAINERS", "compare", "from_trainer", "get_layout", "layouts", "layouts_of"]
+__all__ = ["TRAINERS", "Recording", "Suggestion", "from_trainer", "get_layout", "layouts"]
+__all__ += ["layouts_of", "program", "read_recording", "record_model", "suggest", "verify"]
+__all__ += ["verify_recording"]

@@ -1,236 +1,286 @@
-"""A config and a layout for weights that nobody described, and how sure they are."""
+"""A config and a layout for the weights of a program, of which some runs were recorded."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.table import HEAD, USUAL_MASKS, BoundRow, Layout, Row
-from jax_transformer.convert.transfer import check_state_dict
-from jax_transformer.porting.hypothesis import build, to_layout
-from jax_transformer.porting.names import join_heads
-from jax_transformer.porting.questions import Certainty, Question, find_questions
-from jax_transformer.porting.record import ROUGH, Record
-from jax_transformer.porting.structure import Structure, find_structure
+from jax_transformer.convert.buffers import fixed_buffer
+from jax_transformer.convert.table import USUAL_MASKS, Buffer, Layout, Masks, name_pattern
+from jax_transformer.convert.transfer import check_state_dict, to_params, to_tensors
+from jax_transformer.errors import InputError
+from jax_transformer.model.tree import STACKS
+from jax_transformer.porting.findings import Findings
+from jax_transformer.porting.probe import Probe
+from jax_transformer.porting.reading import read_run
+from jax_transformer.porting.recording import Recording
+from jax_transformer.porting.replay import Replay
+from jax_transformer.porting.rows import Tensor, layout_rows
+from jax_transformer.porting.verify import EXACT, compare_runs
 from jax_transformer.storage.weights.arrays import as_numpy
+from jax_transformer.storage.weights.trained import plain_names
 
-if TYPE_CHECKING:
-    from jax_transformer.porting.search import Alternative, Finding, Progress
-
-ORDER: tuple[Certainty, ...] = ("certain", "likely", "open")
-MOST_ANSWERS = 6  # that a line shows
-CLEAR = 2.0  # how many times larger the error of the next answer must be
+USUAL_DISTANCE = 128  # of relative positions, where runs cannot tell
+USUAL_LENGTH = 512  # of texts, where no table bounds it
+MOST_LISTED = 4096  # numbers of a tensor that is not read and comes home as it was
+# A projection without a bias beside others that have one has a bias of zeros.
+EITHER = ("qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class Suggestion:
-    """A config and a layout; prints as the rows, the config and what is open.
+    """What was read of a program; prints as the config, what is refused, and what was compared.
 
     Attributes:
-        certainty: How sure the place of each tensor is, by its name.
-        questions: What is not settled, the suggested answer first.
+        config: None where something is refused.
+        layout: None where something is refused.
+        refused: What no config has, each with its operation, module and line.
+        notes: What is told beside the result.
+        errors: Of the logits in JAX on fresh ids, by the lengths of source and target.
     """
 
-    config: TransformerConfig
-    layout: Layout
-    certainty: dict[str, Certainty]
-    questions: tuple[Question, ...]
-    finding: Finding | None = None
+    config: TransformerConfig | None
+    layout: Layout | None
+    refused: tuple[str, ...]
+    notes: tuple[str, ...]
+    errors: Mapping[tuple[int, int], float]
 
     @property
     def fits(self) -> bool:
-        """Whether a record was given and the model follows it."""
-        finding = self.finding
-        return finding is not None and finding.fit.complete and not finding.hypothesis.outside
+        """Whether the model in JAX gives the logits of the program."""
+        return self.layout is not None and not self.refused
 
     @property
-    def shares(self) -> dict[Certainty, float]:
-        """Share of the tensors whose place is certain, likely or open."""
-        counts = Counter(self.certainty.values())
-        return {level: counts[level] / len(self.certainty) for level in ORDER}
+    def only_masks(self) -> bool:
+        """Whether nothing is refused but masks, so that there is a layout for other masks."""
+        return False
 
     def __str__(self) -> str:
-        lines = [*self._rows(), "", *self._fields(), ""]
-        shares = ", ".join(f"{share:.0%} {level}" for level, share in self.shares.items())
-        lines.append(f"{len(self.certainty)} tensors placed: {shares}")
-        for question in self.questions:
-            first, *others = map(question.text, question.answers[:MOST_ANSWERS])
-            more = "; ..." if len(question.answers) > MOST_ANSWERS else ""
-            lines.append(f"  {question.certainty}: {question.name}: {first}")
-            lines.append(f"      or {'; '.join(others)}{more}")
-        return "\n".join([*lines, *self._found()])
-
-    def _rows(self) -> list[str]:
-        layout = self.layout
-        names = [row.foreign for row in layout.rows]
-        names += [buffer.foreign for buffer in layout.buffers]
-        width = max(map(len, [*names, *layout.unused]))
         lines = []
-        for row in layout.rows:
-            level = self.certainty[row.foreign.replace("{i}", "0").replace(HEAD, "0")]
-            text = f"{together(row.paths)} {described(row)}".rstrip()
-            lines.append(f"{level:<8}{row.foreign:<{width}}  {text}")
-        constants = {
-            buffer.foreign: "the computed position table"
-            if isinstance(buffer.value, PositionTable)
-            else f"a {buffer.value.kind} of numbers, given back as it is"
-            for buffer in layout.buffers
-        }
-        constants |= dict.fromkeys(layout.unused, "not read, and cannot be given back")
-        return [*lines, *(f"certain {name:<{width}}  {text}" for name, text in constants.items())]
-
-    def _fields(self) -> list[str]:
-        fields = self.config.to_dict()
-        defaults = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
-        return [f"{name} = {value!r}" for name, value in fields.items() if value != defaults[name]]
-
-    def _found(self) -> list[str]:
-        if self.finding is None:
-            return []
-        fit, passes, seconds = self.finding.fit, self.finding.passes, self.finding.seconds
-        effort = f"{passes:,} forward passes in {seconds:.1f} s"
-        if not self.fits:
-            cut = ["the search was stopped: give it more --minutes"] if self.finding.stopped else []
-            return [*_misses(self.finding), *cut, effort]
-        lines = [f"the model follows the record within {fit.error:.0e}, after {effort}"]
-        if self.layout.masks != USUAL_MASKS:
+        if self.config is not None:
+            defaults = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
+            fields = self.config.to_dict().items()
+            lines += [f"{name} = {value!r}" for name, value in fields if value != defaults[name]]
+        if self.layout is not None and self.layout.masks != USUAL_MASKS:
             lines.append(f"masks of your program, for encode and decode: {self.layout.masks}")
-        undecided = self.finding.undecided
-        near = [other for other in self.finding.alternatives if other not in undecided]
-        return [*lines, *_near(self.finding, near)]
+        lines += [f"refused: {text}" for text in self.refused]
+        lines += [f"note: {text}" for text in self.notes]
+        for (source, target), error in self.errors.items():
+            lines.append(
+                f"logits in JAX: {error:.1e} from your program's, on fresh ids of {source} source "
+                f"and {target} target tokens"
+            )
+        return "\n".join(lines)
 
 
-def suggest(
-    tensors: Mapping[str, Any],
-    record: Record | None = None,
-    progress: Progress | None = None,
-    *,
-    minutes: float = 10.0,
-) -> Suggestion:
-    """Return a config and a layout for the weights of an encoder-decoder.
-
-    Names and shapes show the stacks, layers and blocks. What they leave open is taken as it is
-    usual, or settled by a record of what the program computed.
+def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
+    """Return the config and the layout of a recorded program.
 
     Args:
-        record: What the program computed; needs torch.
-        progress: Is called during the search; see `search.Progress`.
+        tensors: Its weights and buffers by name.
+        recording: As `read_recording` returns it.
 
     Raises:
-        InputError: The tensors are those of no encoder-decoder that this library can have; names
-            those at fault.
+        InputError: The tensors are not those of the program.
     """
     check_state_dict(tensors)
-    arrays = {name: as_numpy(tensor) for name, tensor in tensors.items()}
-    names = [*arrays]
-    arrays, joined = join_heads(arrays)
-    structure = find_structure(arrays, max(Counter(joined.values()).values(), default=None))
-    questions = find_questions(structure)
-    undecided = tuple(question for question in questions.values() if len(question.answers) > 1)
-    finding, settled = None, undecided
-    if record is None:
-        hypothesis = build(structure, {q.name: q.answers[0] for q in questions.values()})
-    else:
-        from jax_transformer.porting.search import Search
-
-        finding = Search(structure, arrays, record, progress, minutes).run()
-        hypothesis, undecided = finding.hypothesis, _undecided(finding)
-        settled = undecided if finding.fit.complete else settled
-    levels = _certainty(structure, arrays, settled)
-    certainty = {name: levels[joined.get(name, name)] for name in names}
-    layout = to_layout(structure, hypothesis, arrays)
-    return Suggestion(hypothesis.config, layout, certainty, undecided, finding)
-
-
-def _undecided(finding: Finding) -> tuple[Question, ...]:
-    """Return the questions that a record leaves, the answer that was taken first."""
-    if not finding.fit.complete:
-        return ()
-    answers: dict[str, list[Any]] = {}
-    for other in finding.undecided:
-        answers.setdefault(other.question, [finding.answers[other.question]]).append(other.answer)
-    return tuple(
-        dataclasses.replace(
-            (question := finding.questions[name]),
-            answers=tuple(values),
-            certainty="open",
-            texts=tuple(map(question.text, values)),
+    names = plain_names(tensors)
+    arrays = {names[name]: as_numpy(tensor) for name, tensor in tensors.items() if name in names}
+    probes = [Probe(Replay(run, arrays)) for run in recording.runs]
+    longest = max(probes, key=lambda probe: probe.run.tgt.size)
+    found = read_run(probes[0], longest, recording.pad_id)
+    refused, notes = [*found.refused()], found.notes
+    config = layout = None
+    errors: dict[tuple[int, int], float] = {}
+    try:
+        if not refused:
+            config = to_config(found, recording.pad_id)
+            layout = to_layout(found, probes[0], config, arrays)
+    except InputError as error:
+        refused.append(str(error))
+    if layout is not None:
+        params, _ = to_params(arrays, config, layout)
+        back, _ = to_tensors(params, config, layout, buffers=False)
+        changed = [
+            name
+            for name in back
+            if name in arrays and back[name].tobytes() != arrays[name].tobytes()
+        ]
+        refused += [f"{name} does not come back bit for bit" for name in changed]
+        errors = compare_runs(probes, params, config, layout.masks)
+        refused += [
+            f"at {source} source and {target} target tokens the logits in JAX are {error:.1e} from "
+            "your program's"
+            for (source, target), error in errors.items()
+            if not error <= EXACT
+        ]
+        source, target = (max(lengths) for lengths in zip(*errors, strict=True))
+        notes.append(
+            f"up to {source} source and {target} target tokens were seen: a window or a bucket of "
+            "distances that reaches farther was not"
         )
-        for name, values in answers.items()
+    return Suggestion(config, layout, tuple(refused), tuple(notes), errors)
+
+
+def to_config(found: Findings, pad_id: int) -> TransformerConfig:
+    """Return the config of what was read.
+
+    Raises:
+        InputError: A field would need two values; names the places of both.
+    """
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    config: dict[str, Any] = {}
+    for field in found.values:
+        if field in EITHER:
+            config[field] = True in found.values[field]
+        elif field in fields:
+            config[field] = found.one(field)
+        elif " bias" in field:
+            found.one(field)
+    for name in ("d_model", "num_heads", "num_kv_heads", "d_ff"):
+        own = found.one(f"encoder {name}")
+        config[name] = found.one(f"decoder {name}")
+        if own != config[name]:
+            config[f"encoder_{name}"] = own
+    for name in ("norm_placement", "final_norm"):
+        config[name], own = found.one(f"encoder {name}"), found.one(f"decoder {name}")
+        if own != config[name]:
+            config[f"decoder_{name}"] = own
+    for prefix in ("", "encoder_"):
+        if config.get(f"{prefix}num_kv_heads") == config.get(f"{prefix}num_heads"):
+            config[f"{prefix}num_kv_heads"] = None
+    width, head_dim = config["d_model"], config["d_kv"]
+    if head_dim * config["num_heads"] == width and "encoder_num_heads" not in config:
+        config["d_kv"] = None
+    for name, size in (("none", 1), ("d_model", width), ("head_dim", head_dim)):
+        if abs(found.one("attention_scale") / size - 1) < 1e-6:
+            config["attention_scale"] = name
+    config.setdefault("max_length", USUAL_LENGTH)
+    if found.relative:
+        config |= _relative_fields(found)
+    elif any(found.rotary["encoder"] + found.rotary["decoder"]):
+        config |= _rotary_fields(found, head_dim)
+    bos_id = found.first_id
+    if bos_id is None:
+        bos_id = 1 if pad_id != 1 else 0
+    eos_id = next(n for n in range(2, 5) if n not in (pad_id, bos_id))
+    config |= _window_fields(found) | {"pad_id": pad_id, "bos_id": bos_id, "eos_id": eos_id}
+    return TransformerConfig(**config)
+
+
+def _relative_fields(found: Findings) -> dict[str, Any]:
+    """Return the fields of relative positions, and note the elements of their tables."""
+    shared = all(
+        np.array_equal(table, tables[0][1])
+        for tables in found.relative.values()
+        for _, table in tables
+    )
+    for stack, tables in found.relative.items():
+        for layer, table in tables[:1] if shared else tables:
+            path = stack if shared else layer
+            found.place(f"{path}/relative_attention_bias/embedding", table)
+    low, high = found.farthest
+    if low > high:
+        raise InputError("the encoder and the decoder put distances into other buckets")
+    farthest = USUAL_DISTANCE if low <= USUAL_DISTANCE <= high else low
+    if low != high:
+        found.notes.append(
+            f"relative_attention_max_distance={farthest} is taken, and {low} to {high} give the "
+            "same on all distances that were seen"
+        )
+    return {
+        "positions": "relative",
+        "relative_attention_bias": "shared" if shared else "per_layer",
+        "relative_attention_max_distance": farthest,
+    }
+
+
+def _rotary_fields(found: Findings, head_dim: int) -> dict[str, Any]:
+    """Return the fields of rotary positions."""
+    pairs = [
+        pair
+        for stack in STACKS
+        for pair in zip(found.rotary[stack], found.windows[stack], strict=True)
+    ]
+    near = {rotary for rotary, (earlier, _) in pairs if earlier is not None}
+    far = {rotary for rotary, (earlier, _) in pairs if earlier is None} or near
+    if max(len(near), len(far)) > 1 or None in near | far:
+        raise InputError(f"layers have several kinds of rotary positions: {near | far}")
+    (rotary,) = far
+    fields: dict[str, Any] = {
+        "positions": "rotary",
+        "rotary_theta": rotary.theta,
+        "rotary_scaling": rotary.scaling,
+        "rotary_fraction": rotary.columns / head_dim,
+    }
+    for own in near - far:
+        fields["sliding_window_theta"] = own.theta
+        if own.scaling != 1 or own.columns != rotary.columns:
+            raise InputError(f"layers with a window have other rotary positions: {own}, {rotary}")
+    return fields
+
+
+def _window_fields(found: Findings) -> dict[str, Any]:
+    """Return the fields of windows; refuse windows that no config has."""
+    windows = [window for stack in STACKS for window in found.windows[stack]]
+    if all(earlier is None for earlier, _ in windows):
+        return {}
+    decoder = [earlier for earlier, _ in found.windows["decoder"]]
+    fields: dict[str, Any] = {
+        "sliding_window": 1 + max((n for n in decoder if n is not None), default=0)
+    }
+    if None in decoder:
+        fields["sliding_window_pattern"] = decoder.index(None) + 1
+    for kind in ("each_side", "split"):
+        shape = TransformerConfig(encoder_window=kind, **fields)
+        told = {
+            stack: [
+                shape.window_of(stack, n) or (None, None) for n in range(len(found.windows[stack]))
+            ]
+            for stack in STACKS
+        }
+        told["decoder"] = [(earlier, 0) for earlier, _ in told["decoder"]]
+        if told == dict(found.windows):
+            return fields | {"encoder_window": kind}
+    calls = ", ".join(
+        dict.fromkeys(f"{call.name} ({call.line}) in {call.path}" for call in found.window_calls)
+    )
+    raise InputError(
+        f"windows that no config has, as (earlier, later) positions, {dict(found.windows)}: {calls}"
     )
 
 
-def _certainty(
-    structure: Structure, arrays: Mapping[str, np.ndarray], questions: tuple[Question, ...]
-) -> dict[str, Certainty]:
-    """Return how sure the place of each tensor is: as sure as the least sure question about it."""
-    levels: dict[str, Certainty] = {}
-    for question in questions:
-        for name in question.about:
-            levels[name] = max(levels.get(name, "certain"), question.certainty, key=ORDER.index)
-    certainty: dict[str, Certainty] = dict.fromkeys(arrays, "certain")
-    for layer in (structure.encoder, structure.decoder):
-        for place in range(len(layer.stack.indices)):
-            for suffix in layer.stack.shapes:
-                level = levels.get(layer.stack.template(suffix), "certain")
-                certainty[layer.stack.name(place, suffix)] = level
-    certainty |= {name: level for name, level in levels.items() if name in certainty}
-    certainty |= {copy: certainty[original] for copy, original in structure.copies.items()}
-    return certainty
+def to_layout(
+    found: Findings, probe: Probe, config: TransformerConfig, arrays: Mapping[str, np.ndarray]
+) -> Layout:
+    """Return the layout of what was read.
 
-
-def _misses(finding: Finding) -> list[str]:
-    """Return what no config has, where nothing fits, and the nearest miss."""
-    fit, unusual = finding.fit, finding.hypothesis.outside
-    lines = [unusual.sentence(finding.hypothesis.config.d_model)] if unusual else []
-    if fit.complete:
-        return [*lines, f"with that the model follows the record within {fit.error:.0e}"]
-    point = fit.points[-1]
-    place, _, batch = point.name.partition(" of batch ")
-    if point.error <= ROUGH:
-        rounding = "in float64 a right answer comes within 1e-15"
-        near = f"near, not equal: {place} in batch {batch} is {point.error:.0e} off; {rounding}"
-        return [*lines, near]
-    lines.append(
-        f"nothing fits at {place} in batch {batch}: the nearest model is {point.error:.0e} off"
-    )
-    if int(batch) == 1 and len(fit.points) > 1:
-        lines.append(
-            "single tokens agree and several do not: queries and keys meet in a way that no config "
-            "has, or none that is searched"
-        )
-    elif int(batch) > 1:
-        lines.append("rows without padding agree: the masks are others than a config can have")
-    return [*lines, *_near(finding, finding.alternatives)]
-
-
-def _near(finding: Finding, alternatives: Sequence[Alternative]) -> list[str]:
-    """Return the other answer that is nearest, where it is clearly nearer than the next one."""
-    first, *others = alternatives or (None,)
-    if first is None or (others and others[0].error < CLEAR * first.error):
-        return []
-    text = finding.questions[first.question].text(first.answer)
-    return [f"{first.question}: {text} would be {first.error:.0e} off"]
-
-
-def together(paths: Sequence[str]) -> str:
-    """Return paths that differ in some keys, as a/{b,c}/d."""
-    split = [path.split("/") for path in paths]
-    if len(set(map(len, split))) > 1:
-        return ", ".join(paths)
-    keys = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
-    return "/".join(key[0] if len(key) == 1 else f"{{{','.join(key)}}}" for key in keys)
-
-
-def described(row: Row | BoundRow) -> str:
-    """Return how parameters become their tensor: "transposed to [4, -1]", "transposed by rows"."""
-    changes = ["transposed"] if row.operation.transposed else []
-    changes += [f"to {list(row.operation.shape)}"] if row.operation.shape else []
-    changes += [f"by {row.stack}"] if len(row.paths) > 1 else []
-    return " ".join(changes)
+    Raises:
+        InputError: No layout expresses it, or the program does not read a tensor.
+    """
+    tensors = [
+        Tensor(leaf.names, leaf.shape, probe.first[key]) for key, leaf in probe.leaves.items()
+    ]
+    rows = layout_rows(found.elements, tensors, config)
+    patterns = [name_pattern(row.foreign) for row in rows]
+    read = {name for leaf in probe.run.leaves for name in leaf.names}
+    buffers, unused, unread = [], [], []
+    for name, array in arrays.items():
+        if any(pattern.fullmatch(name) for pattern in patterns):
+            continue
+        small = name in read or array.dtype.kind in "biu" or array.size <= MOST_LISTED
+        value = found.tables.get(name) or (fixed_buffer(array) if small else None)
+        if value is not None:
+            buffers.append(Buffer(name, value))
+        elif small:
+            unused.append(name)
+        else:
+            unread.append(name)
+    if unread:
+        raise InputError(f"the program does not read {', '.join(unread[:8])}: --drop leaves it out")
+    masks = {name: found.one(f"mask {name}") for name in Masks._fields}
+    return Layout("suggested", rows, tuple(buffers), unused=tuple(unused), masks=Masks(**masks))

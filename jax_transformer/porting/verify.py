@@ -1,15 +1,14 @@
-"""Both frameworks side by side on the same weights: the error of every block.
+"""The model in JAX beside a program: beside the reference in torch, or beside a recording.
 
-Both models are built from one config, so agreement shows that the conversion is right, and not
-that the config describes the model from which the weights came.
+Letters in shapes: B batch, S source length, T target length, V target vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,33 +16,21 @@ import numpy as np
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, to_torch
-from jax_transformer.convert.layouts.torch_nn import torch_nn_module
-from jax_transformer.convert.table import Layout
-from jax_transformer.porting.compare import DEFAULT_MASKS, BlockError, Comparison, compare
+from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
+from jax_transformer.model.transformer import Transformer, decode, encode
+from jax_transformer.parity import Block, Comparison, Record, compare, record
+from jax_transformer.parity.observe import observed
+from jax_transformer.porting.embeddings import exact_tables, find_look_up
 from jax_transformer.porting.layouts import get_layout
+from jax_transformer.porting.probe import Probe
+from jax_transformer.porting.recording import Recording
+from jax_transformer.porting.replay import Replay
 from jax_transformer.storage.weights.arrays import as_torch
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-NOTE = (
-    "note: this tests the conversion. It does not test whether the config describes your model: "
-    "both sides are built from the same config."
-)
-REMEDY = (
-    "note: to test your model, record what your program computes, with the code that "
-    "`jax-transformer suggest` prints, and give the file as --against; or call porting.compare."
-)
-BATCH, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
-
-
-class Verification(Comparison):
-    """The blocks in the order in which they run, the logits last; prints as a table."""
-
-    def __str__(self) -> str:
-        verdict = "differs" if self.first_differing else "agrees"
-        return "\n".join([*self.table(), NOTE, REMEDY, f"{verdict}: the bound is {self.bound:.0e}"])
+EXACT = 1e-11  # an error of logits in float64
+# What is compared compiles once and runs once: what only makes its code faster is left out.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+ROWS, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 
 
 def verify(
@@ -53,63 +40,280 @@ def verify(
     *,
     strip_prefixes: tuple[str, ...] = (),
     seed: int = 0,
-) -> Verification:
-    """Run the model in jax and in torch on a state_dict and compare every block.
+) -> Comparison:
+    """Return the model in JAX (a) beside `torch_reference` (b), on one state_dict.
 
-    Both sides are built from `config`: this tests the conversion, not whether the config
-    describes the model from which the weights came. The torch side is `torch_reference`; for the
-    layout "torch_nn" the last row compares with torch.nn.Transformer itself, loaded with the
-    state_dict as it is. Inputs are random; ids are of different lengths, and padded. Weights
-    narrower than float32 are converted to float32.
+    Both are built from `config`: this tests the conversion, not whether the config describes the
+    model from which the weights came. Weights narrower than float32 are converted to float32.
 
     Args:
         state_dict: Tensors of torch, numpy or jax by name, of the whole model.
     """
     import torch_reference
 
-    layout = get_layout(layout)
-    params = from_torch(state_dict, config, layout, strip_prefixes=strip_prefixes)
+    params = from_torch(state_dict, config, get_layout(layout), strip_prefixes=strip_prefixes)
     widest = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
     params = jax.tree.map(lambda leaf: leaf.astype(widest), params)
-    inputs = _random_inputs(config, np.random.default_rng(seed), widest)
+    src, tgt = _random_inputs(config, np.random.default_rng(seed), widest)
     model = torch_reference.Transformer(config)
     model.load_state_dict(to_torch(params, config), strict=True, assign=True)
-    result = compare(model, params, config, "reference", *inputs, explain=False)
-    blocks = [block._replace(foreign="") for block in result.blocks[:-1]]
-    blocks.append(_logits(result, "logits"))
-    if layout.name == "torch_nn" and config.token_embeddings == "none":
-        module = torch_nn_module(config).to(as_torch(np.empty(0, widest)).dtype)
-        module.load_state_dict(to_torch(params, config, layout))
-        itself = compare(module, params, config, layout, *inputs, call=_causal, explain=False)
-        blocks.append(_logits(itself, "torch.nn.Transformer"))
-    return Verification(tuple(blocks), result.bound)
+    theirs = record(model, lambda model: {"logits": model(as_torch(src), as_torch(tgt))})
+    return compare(record_model(params, config, src, tgt), theirs)
 
 
-def _logits(comparison: Comparison, name: str) -> BlockError:
-    """Return the error of the logits: infinite where they agree under other masks only."""
-    default = comparison.masks == DEFAULT_MASKS
-    return BlockError(name, "", comparison.blocks[-1].error if default else math.inf)
+def verify_recording(
+    params: Mapping[str, Any],
+    config: TransformerConfig,
+    layout: Layout,
+    recording: Recording,
+    tensors: Mapping[str, np.ndarray],
+) -> Comparison:
+    """Return the model in JAX (a) beside a recorded program (b), block by block in float64.
+
+    Both get fresh ids: without padding for the blocks, and with padding for the logits of the rows
+    that count.
+
+    Args:
+        tensors: The weights of the program by name.
+    """
+    probe = Probe(Replay(recording.runs[0], tensors))
+    src, tgt = _fresh(probe, config, np.random.default_rng(0), padded=False)
+    seen = _given(probe, config, tgt)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
+    ours = record_model(params, config, src, seen, layout.masks).blocks
+    theirs = record_program(probe, config, src, tgt).blocks
+    kind = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
+    padded = both_logits([probe], params, config, layout.masks)[0]
+    named = [{"logits": x, "logits beside padding": y} for x, y in zip(kind, padded, strict=True)]
+    records = [
+        Record({**side, **{name: Block("", (array,)) for name, array in values.items()}})
+        for side, values in zip((ours, theirs), named, strict=True)
+    ]
+    return compare(*records)
+
+
+def record_model(
+    params: Any,
+    config: TransformerConfig,
+    src: np.ndarray,
+    tgt: np.ndarray,
+    masks: Masks = USUAL_MASKS,
+) -> Record:
+    """Return what the model in JAX computes of ids [B, S] and [B, T], in the dtype of `params`."""
+    double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
+    inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
+    given = _masks(src, tgt, inside, config, masks)
+    kinds: dict[str, str] = {}
+
+    def run(params: Any, src: Any, tgt: Any, masks: Any) -> dict[str, tuple[list, list, dict]]:
+        found: dict[str, tuple[list, list, dict]] = {}
+
+        def keep(name: str, part: Any, own: Mapping, inputs: Any, output: Any) -> Any:
+            arrays = [
+                [x for x in jax.tree.leaves(y) if hasattr(x, "dtype")] for y in (output, inputs)
+            ]
+            name = f"{name}#2" if name in found else name  # a table of both sides
+            kinds[name] = type(part).__name__
+            found[name] = arrays[0], arrays[1], dict(own)
+            return output
+
+        with observed(Transformer(config), keep):
+            logits = _run(params, config, src, tgt, masks)
+        return found | {"logits": ([logits], [], {})}
+
+    with jax.enable_x64(double), jax.default_matmul_precision("highest"):
+        params = jax.tree.map(jnp.asarray, dict(params))
+        found = jax.jit(run, compiler_options=QUICKLY)(params, src, tgt, given)
+    blocks = {}
+    for name in [*kinds, "logits"]:
+        outputs, inputs, own = jax.tree.map(np.asarray, found[name])
+        if "_embedding" in name and config.embedding_scale == "sqrt_d_model":
+            # A program may multiply behind its table.
+            outputs.append(outputs[0] / outputs[0].shape[-1] ** 0.5)
+        blocks[name] = Block(kinds.get(name, ""), tuple(outputs), tuple(inputs), own)
+    return Record(blocks)
+
+
+def record_program(
+    probe: Probe, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray
+) -> Record:
+    """Return what the modules of a recorded program compute of ids [B, S] and [B, T]."""
+    run, blocks = probe.run, dict[str, Block]()
+    given = _inputs(probe, config, src, tgt)
+    weights = {leaf.names[0]: probe.replay.own[key].numpy() for key, leaf in probe.leaves.items()}
+    keys = [key for part in run.parts for key in (*part.outputs, *part.inputs)]
+    values = dict(zip(keys, probe.replay.values(keys, given), strict=True))
+    for part in run.parts:
+        calls = sum(name.partition("#")[0] == part.path for name in blocks)
+        own = {
+            name.removeprefix(f"{part.path}."): array
+            for name, array in weights.items()
+            if part.path and name.rpartition(".")[0] == part.path
+        }
+        outputs, inputs = ([values[key] for key in ends] for ends in (part.outputs, part.inputs))
+        if outputs and outputs[0].dtype.kind == "f":
+            name = f"{part.path}#{calls + 1}" if calls else part.path
+            blocks[name] = Block(part.kind, tuple(outputs), tuple(inputs), own)
+    # Values between modules, for example embeddings times sqrt(d_model), are no output of a module.
+    between = [k for call in run.calls for k in call.outputs if len(run.shapes.get(k, ())) == 3]
+    whole = blocks.get("", Block("Module", (values[run.output],)))
+    blocks[""] = whole._replace(inputs=tuple(probe.replay.values(between, given)))
+    logits = _logits(probe.replay.value(run.output, given), *tgt.shape)
+    return Record(blocks | {"logits": Block("", (logits,))})
+
+
+def compare_runs(
+    probes: Sequence[Probe], params: Any, config: TransformerConfig, masks: Masks
+) -> dict[tuple[int, int], float]:
+    """Return max|ours - theirs| / max(1, max|theirs|) of the logits, by the lengths of each run.
+
+    See `both_logits`.
+    """
+    errors = {}
+    for probe, (ours, theirs) in zip(
+        probes, both_logits(probes, params, config, masks), strict=True
+    ):
+        lengths = probe.run.src.shape[1], probe.run.tgt.shape[1]
+        same = ours.shape == theirs.shape
+        size = max(1.0, np.abs(theirs).max())
+        errors[lengths] = float(np.abs(ours - theirs).max() / size) if same else math.inf
+    return errors
+
+
+def both_logits(
+    probes: Sequence[Probe], params: Any, config: TransformerConfig, masks: Masks
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the logits of the model in JAX and of each run, on fresh ids in float64: rows [N, V].
+
+    The padding of each row begins elsewhere; rows of padding do not count. Tables of sinusoids that
+    the program holds are computed anew: they may be rounded. All runs are one batch, compiled once.
+    """
+    random, theirs = np.random.default_rng(1), []
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for probe in probes:
+        src, tgt = _fresh(probe, config, random)
+        output = probe.replay.value(probe.run.output, _inputs(probe, config, src, tgt))
+        theirs.append(_logits(output, *tgt.shape))
+        sides[0].append(src)
+        sides[1].append(_given(probe, config, tgt))
+    longest = [max(ids.shape[1] for ids in side) for side in sides]
+    src, tgt = (
+        np.concatenate([_padded(ids, n, config.pad_id) for ids in side])
+        for side, n in zip(sides, longest, strict=True)
+    )
+    inside = [
+        np.concatenate([_padded(np.ones_like(ids), n, 0) for ids in side]) > 0
+        for side, n in zip(sides, longest, strict=True)
+    ]
+    given = _masks(src, tgt, inside, config, masks)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
+        run = jax.jit(_run, static_argnames="config", compiler_options=QUICKLY)
+        logits = np.asarray(run(wide, config=config, src=src, tgt=tgt, masks=given))
+    counts = inside[1] & ((tgt != config.pad_id) | (np.arange(longest[1]) == 0))
+    found, row = [], 0
+    for output in theirs:
+        rows, length = slice(row, row + len(output)), output.shape[1]
+        row += len(output)
+        count = counts[rows, :length]
+        found.append(_in_kind(logits[rows, :length][count], output[count]))
+    return found
+
+
+def _run(params: Any, config: TransformerConfig, src: Any, tgt: Any, masks: Any) -> Any:
+    memory = encode(params, config, src, masks[0])
+    return decode(params, config, tgt, memory, masks[2], masks[1])
+
+
+def _in_kind(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both logits [N, V], ours as what the program returns: log_softmax or softmax."""
+    powers = ours - ours.max(-1, keepdims=True)
+    powers = powers - np.log(np.exp(powers).sum(-1, keepdims=True))
+    with np.errstate(over="ignore"):
+        if np.allclose(np.exp(theirs).sum(-1), 1):
+            return powers, theirs
+    return (np.exp(powers) if np.allclose(theirs.sum(-1), 1) else ours), theirs
+
+
+def _inputs(
+    probe: Probe, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Return what a program is given: ids, and the exact numbers of its tables of sinusoids."""
+    given = {probe.run.source: src, probe.run.target: tgt}
+    if config.positions.startswith("sinusoidal"):
+        given |= exact_tables(probe, config.positions, config.d_model)
+    return given
+
+
+def _given(probe: Probe, config: TransformerConfig, tgt: np.ndarray) -> np.ndarray:
+    """Return the target ids as the program looks them up: it may put an id before them."""
+    first = find_look_up(probe, probe.run.target, "target", config.pad_id).first
+    shifted = tgt if first is None else np.concatenate([tgt[:, :1] * 0 + first, tgt[:, :-1]], 1)
+    return shifted.astype(np.int32)
+
+
+def _fresh(
+    probe: Probe, config: TransformerConfig, random: np.random.Generator, padded: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return random ids [B, S] and [B, T]; all rows but the first one may end in padding."""
+    sizes = config.src_vocab_size, config.tgt_vocab_size
+    sides = []
+    for given, size in zip((probe.run.src, probe.run.tgt), sizes, strict=True):
+        rows, length = given.shape
+        ids = random.integers(0, size - 1, given.shape, np.int32)
+        ids += ids >= config.pad_id
+        ends = random.integers(1, length + 1, rows) if padded else np.full(rows, length)
+        ends[0] = length
+        sides.append(np.where(np.arange(length) < ends[:, None], ids, np.int32(config.pad_id)))
+    return sides[0], sides[1]
+
+
+def _padded(ids: np.ndarray, length: int, number: int) -> np.ndarray:
+    more = length - ids.shape[1]
+    return np.pad(ids, ((0, 0), (0, more)), constant_values=number).astype(np.int32)
+
+
+def _logits(output: np.ndarray, rows: int, length: int) -> np.ndarray:
+    """Return logits [B, T, V] of a program that returns [B, T, V], [T, B, V] or [B T, V]."""
+    if output.shape[:2] == (length, rows) and length != rows:
+        return output.swapaxes(0, 1)
+    return output.reshape(rows, length, -1)
+
+
+def _masks(
+    src: np.ndarray,
+    tgt: np.ndarray,
+    inside: Sequence[np.ndarray],
+    config: TransformerConfig,
+    masks: Masks,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the masks of the encoder, the memory [B, 1, 1, S] and the target [B, 1, T, T].
+
+    Args:
+        inside: Which positions of each side the program was given.
+    """
+    tokens = [ids != config.pad_id if ids.ndim == 2 else True for ids in (src, tgt)]
+    sources = [
+        (inside[0] & (tokens[0] | (not hidden)))[:, None, None]
+        for hidden in (masks.encoder, masks.memory)
+    ]
+    later = np.tril(np.ones((inside[1].shape[1],) * 2, bool)) | (not masks.causal)
+    return *sources, later & (inside[1] & (tokens[1] | (not masks.target)))[:, None, None]
 
 
 def _random_inputs(
     config: TransformerConfig, random: np.random.Generator, dtype: np.dtype
-) -> list[np.ndarray]:
-    """Return ids of both sides in rows of different lengths, or vectors."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids of both sides without padding, or vectors."""
     longest = config.max_length if config.has_position_table else SOURCE_LENGTH
     same = config.decoder_attention == "self_over_memory"
-    lengths = (SOURCE_LENGTH, SOURCE_LENGTH if same else TARGET_LENGTH)
-    lengths = [min(length, longest) for length in lengths]
-    if config.token_embeddings == "none":
-        return [random.normal(size=(BATCH, n, config.d_model)).astype(dtype) for n in lengths]
+    lengths = [SOURCE_LENGTH, SOURCE_LENGTH if same else TARGET_LENGTH]
     inputs = []
     for length, size in zip(lengths, (config.src_vocab_size, config.tgt_vocab_size), strict=True):
-        ids = random.integers(0, size, (BATCH, length), np.int32)
-        ids[ids == config.pad_id] = config.eos_id
-        ends = np.linspace(length, max(1, length // 2), BATCH).astype(int)
-        inputs.append(np.where(np.arange(length) < ends[:, None], ids, config.pad_id))
-    return inputs
-
-
-def _causal(module: nn.Module, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
-    mask = module.generate_square_subsequent_mask(tgt.shape[1], dtype=tgt.dtype)
-    return module(src, tgt, tgt_mask=mask)
+        length = min(length, longest)
+        if config.token_embeddings == "none":
+            inputs.append(random.normal(size=(ROWS, length, config.d_model)).astype(dtype))
+        else:
+            ids = random.integers(0, size - 1, (ROWS, length), np.int32)
+            inputs.append(ids + (ids >= config.pad_id))
+    return inputs[0], inputs[1]

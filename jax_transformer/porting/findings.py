@@ -1,0 +1,95 @@
+"""What was read of a program so far: values of fields, elements of parameters, and the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from jax_transformer.convert.buffers import PositionTable
+from jax_transformer.errors import InputError
+from jax_transformer.porting.graph import Unread
+from jax_transformer.porting.probe import Elements, Norm
+from jax_transformer.porting.recording import Call
+from jax_transformer.porting.sublayers import Rotary
+
+MOST_CALLS, MOST_PATHS = 3, 6  # that a refusal names
+Window = tuple[int | None, int | None]  # earlier and later positions that are seen; None is all
+
+
+@dataclasses.dataclass
+class Findings:
+    """What a run says.
+
+    Attributes:
+        values: Of a field, or of a field and a stack as "encoder d_ff": the places of each value.
+        elements: Of each parameter, by its path.
+        refusals: What no config has, and where.
+        notes: What is told beside the result.
+        windows: Of the self-attentions of a stack, in order; so `rotary`.
+        window_calls: The operations that make windows.
+        relative: The tables of relative positions of a stack, with their layers.
+        farthest: The least and the largest `relative_attention_max_distance` that fit.
+        tables: Weights and buffers that hold sinusoids, by name.
+        first_id: Id that the program puts before the targets; None if it puts none.
+        output: What the program returns: "logits", or their "log_softmax" or "softmax".
+    """
+
+    values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
+    elements: dict[str, Elements] = dataclasses.field(default_factory=dict)
+    refusals: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    windows: dict[str, list[Window]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+    rotary: dict[str, list[Rotary | None]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
+    window_calls: list[Call] = dataclasses.field(default_factory=list)
+    relative: dict[str, list[tuple[str, Elements]]] = dataclasses.field(
+        default_factory=lambda: defaultdict(list)
+    )
+    farthest: tuple[int, int] = (0, 2**31)
+    tables: dict[str, PositionTable] = dataclasses.field(default_factory=dict)
+    first_id: int | None = None
+    output: str = "logits"
+
+    def say(self, field: str, value: Any, where: object) -> None:
+        """Note that a place has a value of a field."""
+        self.values.setdefault(field, {}).setdefault(value, []).append(str(where))
+
+    def place(self, path: str, elements: Elements | None) -> None:
+        """Note the elements of a parameter, if it has any."""
+        if elements is not None:
+            self.elements[path] = elements
+
+    def norm(self, path: str, norm: Norm) -> None:
+        """Note a norm."""
+        self.say("norm", norm.kind, path)
+        self.say("norm_epsilon", norm.epsilon, path)
+        self.say("norm_bias", norm.bias is not None, path)
+        if norm.scale is None:
+            self.refuse(Unread(f"the norm {path} has no weight to multiply with"))
+        self.place(f"{path}/scale", norm.scale)
+        self.place(f"{path}/bias", norm.bias)
+
+    def refuse(self, error: Unread) -> None:
+        """Note what no config has: what several places do is one refusal."""
+        operations = [f"{call.name} ({call.line})" for call in error.calls]
+        key = error.message, *list(dict.fromkeys(operations))[:MOST_CALLS]
+        paths = self.refusals.setdefault(key, [])
+        paths += [call.path for call in error.calls if call.path and call.path not in paths]
+
+    def one(self, field: str) -> Any:
+        """Return the value of a field; raise `InputError` if places differ, or none has it."""
+        found = self.values.get(field, {})
+        if len(found) != 1:
+            texts = [f"{value!r} at {', '.join(places[:2])}" for value, places in found.items()]
+            raise InputError(f"{field} is {'; '.join(texts)}: a config has one value for all")
+        return next(iter(found))
+
+    def refused(self) -> Iterable[str]:
+        """Yield each refusal: what it is, its operations, and the modules that do it."""
+        for (message, *operations), paths in self.refusals.items():
+            more = f" and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
+            where = f" in {', '.join(paths[:MOST_PATHS])}{more}" if paths else ""
+            yield f"{message}: {', '.join(operations)}{where}" if operations else message

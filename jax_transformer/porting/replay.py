@@ -1,0 +1,217 @@
+"""Executes a recorded run again, or parts of it, in float64 and with other numbers.
+
+Only operations of an allowed list are executed, and the size of each result is computed before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_transformer.errors import InputError, one_line, shorten
+from jax_transformer.porting.operations import ALLOWED, OVERWRITE, RANDOM, SELECTING
+from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run
+
+
+def check_calls(run: Run) -> None:
+    """Refuse an operation that is not allowed, or whose result has another size than recorded.
+
+    The sizes are computed without numbers.
+    """
+    import torch
+
+    made: dict[int, Any] = {leaf.key: torch.empty(leaf.shape, device="meta") for leaf in run.leaves}
+    made |= {key: _tensor(array).to("meta") for key, array in run.constants.items()}
+    for call in run.calls:
+        if call.name in RANDOM:
+            raise InputError(
+                f"{call} draws random numbers: put the model into evaluation mode by model.eval(), "
+                "and take out the dropout that this does not stop"
+            )
+        if call.name not in ALLOWED:
+            raise InputError(f"{call}: {shorten(call.operation)} is no operation that is read")
+        if not set(call.reads) <= made.keys():
+            raise InputError(f"{call} reads a value that nothing computed")
+        sizes = [math.prod(shape) for shape in call.shapes if shape is not None]
+        if max(sizes, default=0) > MOST_NUMBERS:
+            raise InputError(f"{call} has a result of more than {MOST_NUMBERS:,} numbers")
+        if not sizes:  # a number of Python
+            continue
+        try:
+            outputs = _execute(call, made, "meta")
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+            if call.name not in SELECTING:
+                raise InputError(f"{call} cannot be executed: {one_line(str(error))}") from error
+            kind = torch.int64 if call.name == "nonzero" else made[call.reads[0]].dtype
+            outputs = [torch.empty(shape, dtype=kind, device="meta") for shape in call.shapes]
+        for key, shape, output in zip(call.outputs, call.shapes, outputs, strict=True):
+            if key is not None:
+                if tuple(output.shape) != shape:
+                    raise InputError(f"{call} has a result {list(output.shape)}, not {list(shape)}")
+                made[key] = output
+    if run.output not in made:
+        raise InputError("the recorded output is a value that nothing computed")
+
+
+class Replay:
+    """Executes parts of a run in float64, with other numbers in the place of some values."""
+
+    def __init__(self, run: Run, tensors: Mapping[str, np.ndarray]) -> None:
+        """Take the weights by their names in the checkpoint.
+
+        Raises:
+            InputError: A weight that the program read is missing, or has another shape.
+        """
+        self.run = run
+        self.own = {key: _tensor(array) for key, array in run.constants.items()}
+        for leaf in run.leaves:
+            name = next((name for name in leaf.names if name in tensors), None)
+            if name is None or tensors[name].shape != leaf.shape:
+                found = "is missing" if name is None else f"is {list(tensors[name].shape)}"
+                raise InputError(
+                    f"{leaf.names[0]} {list(leaf.shape)} of the recording {found} in the "
+                    "checkpoint: give the weights with which the recording was made"
+                )
+            self.own[leaf.key] = _tensor(tensors[name])
+        self._plans: dict[Any, tuple[list[Call], set[int]]] = {}
+
+    def values(
+        self, keys: Iterable[int], given: Mapping[int, np.ndarray] | None = None
+    ) -> list[np.ndarray]:
+        """Return values by their keys, where those of `given` have other numbers.
+
+        Only what depends on them is executed; the rest is kept.
+        """
+        import torch
+
+        changed = {key: torch.as_tensor(value) for key, value in (given or {}).items()}
+        keys = tuple(keys)
+        plan, affected = self._plan(keys, frozenset(changed))
+        both = ChainMap(changed, self.own)
+        with _float64_by_default():
+            self._complete({*keys, *(key for call in plan for key in call.reads)} - affected)
+            for call in plan:
+                for key, output in _results(call, both):
+                    changed.setdefault(key, output)  # what was given stays
+        return [both[key].numpy() for key in keys]
+
+    def value(self, key: int, given: Mapping[int, np.ndarray] | None = None) -> np.ndarray:
+        """Return one value; see `values`."""
+        return self.values([key], given)[0]
+
+    def _plan(self, keys: tuple[int, ...], given: frozenset[int]) -> tuple[list[Call], set[int]]:
+        """Return the calls that compute `keys` anew, and all values that depend on `given`."""
+        if (keys, given) not in self._plans:
+            affected = set(given)
+            for call in self.run.calls:
+                if not affected.isdisjoint(call.reads):
+                    affected.update(key for key in call.outputs if key is not None)
+            needed, plan = set(keys) - given, []
+            for call in reversed(self.run.calls):
+                if not needed.isdisjoint(call.outputs) and not affected.isdisjoint(call.reads):
+                    plan.append(call)
+                    needed.update(key for key in call.reads if key in affected and key not in given)
+            self._plans[keys, given] = plan[::-1], affected
+        return self._plans[keys, given]
+
+    def _complete(self, keys: set[int]) -> None:
+        """Compute values of the run itself that are not there yet."""
+        missing, plan = keys - self.own.keys(), []
+        for call in reversed(self.run.calls if missing else ()):
+            if not missing.isdisjoint(call.outputs):
+                plan.append(call)
+                missing.update(key for key in call.reads if key not in self.own)
+        for call in reversed(plan):
+            self.own.update(_results(call, self.own))
+
+
+def _tensor(array: np.ndarray) -> Any:
+    """Return a copy of an array as a tensor, numbers with a fraction in float64."""
+    import torch
+
+    wide = None if array.dtype.kind in "iub" else np.float64
+    return torch.from_numpy(np.array(array, wide, order="C"))
+
+
+def _results(call: Call, values: Mapping[int, Any]) -> list[tuple[int, Any]]:
+    """Return the outputs of an operation with their keys."""
+    pairs = zip(call.outputs, _execute(call, values), strict=True)
+    return [(key, output) for key, output in pairs if key is not None]
+
+
+def _execute(call: Call, values: Mapping[int, Any], device: str = "cpu") -> list[Any]:
+    """Return what an operation gives in float64; nothing of `values` is changed.
+
+    A conversion to a narrower type is none: what the program would compute without rounding is
+    what is read.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            return [decoded(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "value" in value:
+            return values[value["value"]]
+        if "float" in value:
+            return float(value["float"])
+        dtype = getattr(torch, value["dtype"])
+        return torch.float64 if dtype.is_floating_point else dtype
+
+    arguments = decoded(call.arguments)
+    if call.name == OVERWRITE:
+        return [_overwritten(*arguments)]
+    if call.name in ("view", "_unsafe_view", "_reshape_alias"):  # memory may lie otherwise here
+        return [arguments[0].reshape(call.shapes[0])]
+    keywords = {name: decoded(value) for name, value in call.keywords.items() if value is not None}
+    if call.name in ("_softmax", "_log_softmax"):
+        arguments[2] = False  # a conversion of half precision
+    _, name, overload = call.operation.split(".")
+    function = getattr(getattr(torch.ops.aten, name), overload)
+    schema = function._schema.arguments
+    for place, info in enumerate([argument.alias_info for argument in schema[: len(arguments)]]):
+        if info is not None and info.is_write:
+            arguments[place] = arguments[place].clone()
+    if device != "cpu" and any(argument.name == "device" for argument in schema):
+        keywords["device"] = device
+    outputs = tree_leaves(function(*arguments, **keywords))
+    wide = [torch.is_tensor(x) and x.is_floating_point() for x in outputs]
+    return [x.to(torch.float64) if is_wide else x for x, is_wide in zip(outputs, wide, strict=True)]
+
+
+def _overwritten(old: Any, new: Any, *geometry: Sequence[Any]) -> Any:
+    """Return `old` after `new` was written; both lie in one storage at an offset, with strides."""
+    import torch
+
+    ends = [
+        offset + sum(stride * (n - 1) for n, stride in zip(shape, strides, strict=True)) + 1
+        for offset, shape, strides in geometry
+    ]
+    if min(offset for offset, _, _ in geometry) < 0 or max(ends) > MOST_NUMBERS:
+        raise ValueError("an alias outside of its storage")
+    storage = torch.empty(max(ends), dtype=old.dtype, device=old.device)
+    views = [torch.as_strided(storage, n, strides, offset) for offset, n, strides in geometry]
+    for view, values in zip(views, (old, new), strict=True):
+        view.copy_(values)
+    return views[0].clone()
+
+
+@contextlib.contextmanager
+def _float64_by_default() -> Iterator[None]:
+    """Let torch make new numbers in float64, and keep no gradients."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,189 @@
+"""The rows of a layout, from where each element of a parameter lies in the tensors of a program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_transformer.config import TransformerConfig
+from jax_transformer.convert.table import HEAD, BoundRow, Join, Operation, Row, identity, transpose
+from jax_transformer.errors import InputError
+from jax_transformer.model.tree import LAYER, parameter_shapes
+from jax_transformer.porting.probe import Elements
+
+NUMBER = re.compile(r"\d+")
+ONE_AXIS = ("/scale", "/bias")
+
+
+class Tensor(NamedTuple):
+    """A tensor of the program: its names, its shape, and the number of its first element."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    first: int
+
+    @property
+    def elements(self) -> Elements:
+        """The numbers of its elements, in its shape."""
+        return self.first + np.arange(math.prod(self.shape)).reshape(self.shape)
+
+
+def layout_rows(
+    elements: Mapping[str, Elements], tensors: Sequence[Tensor], config: TransformerConfig
+) -> tuple[Row, ...]:
+    """Return rows that read each parameter from its tensors.
+
+    Args:
+        elements: Of each parameter, by its path; a parameter of the config that has none is zeros.
+        tensors: Those of the program, in the order of their elements.
+
+    Raises:
+        InputError: No row can express where the elements of a parameter lie, or a kernel is that of
+            two places.
+    """
+    firsts = np.array([tensor.first for tensor in tensors])
+    owners: dict[int, list[str]] = defaultdict(list)
+    several: dict[tuple[int, ...], str] = {}
+    for path, places in elements.items():
+        found = np.unique(np.searchsorted(firsts, places.reshape(-1), "right") - 1)
+        if len(found) == 1:
+            owners[int(found[0])].append(path)
+        else:
+            several[tuple(map(int, found))] = path
+    rows = []
+    for number, paths in owners.items():
+        tensor = tensors[number]
+        own = {path: elements[path] for path in paths}
+        template = _row(tensor, own, config)
+        rows += [template._replace_name(name) for name in tensor.names]
+    for numbers, path in several.items():
+        rows += _head_rows([tensors[number] for number in numbers], path, elements[path], config)
+    names = {row.paths[0]: row.foreign for row in rows}
+    for path, shape in parameter_shapes(config).items():
+        if path not in elements:
+            kernel = names.get(path.removesuffix("bias") + "kernel", path)
+            rows.append(
+                _Found(f"{kernel.removesuffix('.weight')}.zeros", (path,), identity, "rows", True)
+            )
+            if len(shape) > 1:
+                raise InputError(f"no tensor of the program is {path}")
+    return tuple(_together(rows))
+
+
+class _Found(NamedTuple):
+    """A row for one layer."""
+
+    foreign: str
+    paths: tuple[str, ...]
+    operation: Operation
+    stack: Join
+    zeros: bool = False
+
+    def _replace_name(self, name: str) -> _Found:
+        return self._replace(foreign=name)
+
+
+def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig) -> _Found:
+    """Return the row of one tensor that holds some parameters, by trying each kind of row."""
+    paths = sorted(own, key=lambda path: int(own[path].min()))
+    kernels = [path for path in paths if not path.endswith(ONE_AXIS)]
+    copies = len(paths) > 1 and all(np.array_equal(own[p], own[paths[0]]) for p in paths)
+    if copies and any(path.endswith("/kernel") for path in paths):
+        raise InputError(
+            f"{tensor.names[0]} is {' and '.join(kernels[:2])}: layers that share weights have no "
+            "place in the model, because a training in JAX would part them"
+        )
+    stacks: tuple[Join, ...] = ("copies",) if copies else ("rows", "columns", "heads")
+    stacks = stacks if len(paths) > 1 else ("rows",)
+    heads = config.num_heads
+    if paths[0].startswith("encoder/"):
+        heads = config.stack("encoder").num_heads
+    shapes = tuple(own[path].shape for path in paths)
+    for stack, operation in itertools.product(stacks, _operations(tensor.shape)):
+        try:
+            parts = tuple(operation.foreign_shape(shape, config) for shape in shapes)
+            row = BoundRow(
+                tensor.names[0],
+                tuple(paths),
+                operation,
+                shapes,
+                parts,
+                stack=stack,
+                num_heads=heads,
+            )
+            if row.shape == tensor.shape and np.array_equal(
+                row.write([own[path] for path in paths]), tensor.elements
+            ):
+                return _Found(tensor.names[0], tuple(paths), operation, stack)
+        except (InputError, ValueError, ZeroDivisionError):
+            continue
+    raise InputError(
+        f"{tensor.names[0]} {list(tensor.shape)} holds {', '.join(paths)} in an order of axes that "
+        "no row of a layout has"
+    )
+
+
+def _operations(shape: tuple[int, ...]) -> Iterator[Operation]:
+    yield from (transpose, identity)
+    for place, flipped in itertools.product(range(len(shape)), (True, False)):
+        yield Operation(flipped, (*shape[:place], -1, *shape[place + 1 :]))
+
+
+def _head_rows(
+    tensors: Sequence[Tensor], path: str, places: Elements, config: TransformerConfig
+) -> list[_Found]:
+    """Return the rows of a parameter that has a tensor for each head."""
+    heads = np.split(places, len(tensors), -1) if places.shape[-1] % len(tensors) == 0 else []
+    for flipped in (True, False):
+        written = [head.T if flipped else head for head in heads]
+        order = [
+            next((t for t in tensors if np.array_equal(t.elements.reshape(w.shape), w)), None)
+            if w.size == math.prod(tensors[0].shape)
+            else None
+            for w in written
+        ]
+        if written and None not in order and len(tensors) == config.num_heads:
+            template = _counted([tensor.names[0] for tensor in order], HEAD)
+            if template is not None:
+                operation = transpose if flipped and places.ndim > 1 else identity
+                return [_Found(template, (path,), operation, "rows")]
+    names = ", ".join(tensor.names[0] for tensor in tensors[:4])
+    raise InputError(f"{path} lies in {names} in an order that no row of a layout has")
+
+
+def _counted(names: Sequence[str], word: str) -> str | None:
+    """Return the template of names that differ by a number counted from 0."""
+    for match in NUMBER.finditer(names[0]):
+        begin, end = names[0][: match.start()], names[0][match.end() :]
+        if all(name == f"{begin}{number}{end}" for number, name in enumerate(names)):
+            return f"{begin}{word}{end}"
+    return None
+
+
+def _together(rows: Sequence[_Found]) -> Iterator[Row]:
+    """Yield rows in which those of all layers are one, where their names count the layers."""
+    groups: dict[tuple, list[_Found]] = defaultdict(list)
+    for row in rows:
+        paths = tuple(LAYER.sub("layers_{i}", path) for path in row.paths)
+        stem = NUMBER.sub("#", row.foreign.replace(HEAD, "{h}"))
+        groups[paths, row.operation, row.stack, row.zeros, stem].append(row)
+    for (paths, operation, stack, zeros, _), group in groups.items():
+        numbered = [
+            int(found[1]) for row in group if (found := re.search(r"layers_(\d+)", row.paths[0]))
+        ]
+        template = None
+        if len(group) > 1 and numbered == list(range(len(group))):
+            template = _counted([row.foreign for row in group], "{i}")
+        if template is None:
+            for row in group:
+                chosen = row.paths if len(row.paths) > 1 else row.paths[0]
+                yield Row(row.foreign, chosen, operation, zeros, stack=stack)
+        else:
+            chosen = paths if len(paths) > 1 else paths[0]
+            yield Row(template, chosen, operation, zeros, stack=stack)
