@@ -9,7 +9,7 @@ from jax_transformer.convert import write_layout
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.recording import program, read_recording
 from jax_transformer.porting.shapes import described
-from jax_transformer.porting.suggest import suggest as read_program
+from jax_transformer.porting.suggestion import suggest as read_program
 from jax_transformer.storage import weights as files
 
 RECORDED = "recorded.pt"  # written by the program that is printed

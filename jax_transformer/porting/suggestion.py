@@ -20,7 +20,7 @@ from jax_transformer.porting.reading import read_run
 from jax_transformer.porting.recording import Recording
 from jax_transformer.porting.replay import Replay
 from jax_transformer.porting.rows import Tensor, layout_rows
-from jax_transformer.porting.verify import EXACT, compare_runs
+from jax_transformer.porting.verification import EXACT, compare_runs
 from jax_transformer.storage.weights.arrays import as_numpy
 from jax_transformer.storage.weights.trained import plain_names
 
