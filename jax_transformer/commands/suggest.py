@@ -67,5 +67,11 @@ def suggest(arguments: Arguments) -> None:
         more = "; --other-masks writes it" if found.only_masks else ""
         print(f"{output} is not written{more}")
         sys.exit(1)
-    write_layout(output, found.layout, found.config, overwrite=arguments.overwrite)
+    write_layout(
+        output,
+        found.layout,
+        found.config,
+        overwrite=arguments.overwrite,
+        comment="\n".join(found.refused),
+    )
     print(f"{output} written; no weights tell bos_id and eos_id: set them there")

@@ -86,7 +86,7 @@ class _Reader:
         """Read the whole program."""
         source = find_look_up(self.probe, self.run.source, "source", self.pad_id)
         target = find_look_up(self.probe, self.run.target, "target", self.pad_id)
-        read_tables(self.found, source, target)
+        tables = read_tables(self.found, self.probe, source, target)
         self.source_root = source.root
         self.dynamic = self.graph.after([source.root, target.root])
         self.tokens = {"encoder": source.ids != self.pad_id, "decoder": target.ids != self.pad_id}
@@ -95,7 +95,7 @@ class _Reader:
         alone = [cut for cut in cuts if cut not in of_target]
         memory = self._stack("encoder", source, alone, None)
         cuts = self.graph.cuts(target.root, [self.run.output])
-        self._output(self._stack("decoder", target, cuts, memory), target, source)
+        self._output(self._stack("decoder", target, cuts, memory), tables)
 
     def _stack(self, stack: str, look_up: LookUp, cuts: Sequence[int], memory: int | None) -> int:
         """Read a stack; return the value at its end, before a product."""
@@ -296,8 +296,8 @@ class _Reader:
 
     # Output
 
-    def _output(self, start: int, target: LookUp, source: LookUp) -> None:
-        """Read the last product, and what becomes of the logits."""
+    def _output(self, start: int, tables: tuple[Elements, Elements]) -> None:
+        """Read the last product, and what becomes of the logits; tables are source and target."""
         probe, end = self.probe, self.run.output
         at, affine = probe.first_position(start), []
         if not self.graph.products([start], [end]):
@@ -329,8 +329,8 @@ class _Reader:
                 f"the logits are multiplied by {read.factor:.6g}: multiply the weight and the bias "
             )
             self.found.refuse(Unread(f"{text}of the output projection by it", calls))
-        tied = np.array_equal(read.kernel.T, target.table)
-        if not tied and np.array_equal(read.kernel.T, source.table):
+        tied = np.array_equal(read.kernel.T, tables[1])
+        if not tied and np.array_equal(read.kernel.T, tables[0]):
             self.found.refuse(Unread("the output projection is the source's table", calls))
         self.found.say("output_projection", "tied" if tied else "linear", "the output")
         self.found.say("output_bias", read.bias is not None, "the output")
@@ -383,7 +383,7 @@ class _Reader:
             found.norm(f"{path}_residual/norm", sublayer.before or norms.pop(0))
             if sublayer.behind:
                 found.norm(f"{path}_residual/output_norm", sublayer.behind)
-            found.say(f"{stack} norm_placement", placement, path)
+            found.say(f"{stack} norm_placement", placement, sublayer.join)
             last = sublayer is sublayers[-1]
             if len(norms) > last:
                 found.refuse(Unread("a sublayer has one norm too many", [sublayer.join]))
@@ -412,22 +412,24 @@ class _Reader:
     ) -> None:
         found, heads = self.found, len(read.heads[0])
         width = read.query.kernel.shape[1] // heads
-        found.say(f"{stack} num_heads", heads, path)
-        found.say(f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, path)
-        found.say("d_kv", width, path)
+        found.say(f"{stack} num_heads", heads, read.cores[0].calls[0])
+        found.say(
+            f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, read.cores[0].calls[0]
+        )
+        found.say("d_kv", width, read.cores[0].calls[0])
         for name in ("query", "key"):  # their factors are in the divisor of the scores
             part = getattr(read, name)._replace(factor=1.0, bias_factor=1.0)
             self._product(f"{path}/{name}", part, "qkv_bias", sublayer.join)
         self._product(f"{path}/value", read.value, "qkv_bias", sublayer.join)
         output = self._with_added(read.output, sublayer.added)
         self._product(f"{path}/output", output, "attention_output_bias", sublayer.join)
-        found.say("attention_scale", float(f"{read.divisor**2:.7g}"), path)
-        found.say("attention_softcap", read.softcap, path)
-        found.say("query_key_norm", read.norms is not None, path)
+        found.say("attention_scale", float(f"{read.divisor**2:.7g}"), read.cores[0].calls[0])
+        found.say("attention_softcap", read.softcap, read.cores[0].calls[0])
+        found.say("query_key_norm", read.norms is not None, read.cores[0].calls[0])
         for name, norm in zip(("query", "key"), read.norms or (), strict=False):
             found.norm(f"{path}/{name}_norm", norm)
         if sublayer.kind == "cross_attention":
-            found.say("memory_norm", sublayer.memory_norm is not None, path)
+            found.say("memory_norm", sublayer.memory_norm is not None, sublayer.join)
             if sublayer.memory_norm:
                 found.norm(f"{layer}/memory_norm", sublayer.memory_norm)
             if read.rotary:
@@ -436,16 +438,20 @@ class _Reader:
             found.rotary[stack].append(read.rotary)
         probes = self.probe, self.longest
         both = read, twin(self.run, self.longest.run, read)
+        found.attentions.setdefault((stack, sublayer.kind), read)
         try:
-            read_mask(found, probes, both, stack, sublayer.kind, self.tokens)
             read_bias(found, probes, both, stack, sublayer.kind, layer)
         except Unread as error:
             found.refuse(error)
+        try:
+            read_mask(found, probes, both, stack, sublayer.kind, self.tokens)
+        except Unread as error:
+            found.refuse(error, masks=True)
 
     def _network_fields(self, stack: str, path: str, sublayer: Sublayer, read: Network) -> None:
-        self.found.say(f"{stack} d_ff", read.inner.kernel.shape[1], path)
-        self.found.say("activation", read.activation, path)
-        self.found.say("gated_feed_forward", read.gate is not None, path)
+        self.found.say(f"{stack} d_ff", read.inner.kernel.shape[1], sublayer.join)
+        self.found.say("activation", read.activation, sublayer.join)
+        self.found.say("gated_feed_forward", read.gate is not None, sublayer.join)
         outer = self._with_added(read.outer, sublayer.added)
         for name, part in (("inner", read.inner), ("gate", read.gate), ("outer", outer)):
             if part is not None:
