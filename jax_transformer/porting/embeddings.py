@@ -93,7 +93,7 @@ def read_tables(
 ) -> tuple[Elements, Elements]:
     """Return the elements of both tables; notes their sizes, and whether they are one."""
     tables = table_of(probe, source), table_of(probe, target)
-    shared = np.array_equal(*tables)
+    shared = np.array_equal(tables[0], tables[1])
     found.say("token_embeddings", "shared" if shared else "separate", target.call)
     for table, names in zip(tables, (("encoder", "source"), ("decoder", "target")), strict=True):
         stack, name = names

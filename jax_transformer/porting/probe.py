@@ -280,7 +280,7 @@ class Probe:
 
         zeros, ones = self.same(keys, 0.0), self.same(keys, 1.0)
         without, odd = output(zeros, 1.0)[0], output(ones, 1.0)[0]
-        centred = bool(np.abs(without).max(initial=0) > CLOSE)  # the factor is 1 + scale
+        from_one = bool(np.abs(without).max(initial=0) > CLOSE)  # times 1 + scale, or no scale
         codes, even = output(self.codes(keys), 1.0)
         step = odd - without
         scale = None
@@ -288,7 +288,7 @@ class Probe:
             scale = self.elements((codes - without) / step, keys)
             if scale is None:
                 return None
-        elif not centred:
+        elif not from_one:
             return None
         with_bias = np.abs(even).max() > 1e-3
         bias = self.elements(even, keys) if with_bias else None
@@ -298,7 +298,7 @@ class Probe:
         if found is None:
             return None
         kind, epsilon, factor = found
-        if centred and scale is not None:
+        if from_one and scale is not None:
             if kind != "rms_norm" or np.abs(step / without - 1).max() > CLOSE:
                 return None
             kind = "zero_centered_rms_norm"

@@ -57,8 +57,8 @@ class Sublayer:
     read: Attention | Network
     before: Norm | None
     behind: Norm | None
-    after: list[Norm]
     memory_norm: Norm | None = None
+    after: Sequence[Norm] = ()
     added: Elements | None = None
 
 
@@ -153,12 +153,12 @@ class _Reader:
         """
         found, place, last = [], 0, len(cuts) - 1
         while place < last:
+            start = cuts[place]
             for end in range(last, place, -1):
-                slice_ = cuts[place], cuts[end]
-                changes = self.graph.changing(slice_[:1], slice_[1:])
-                if not changes or self.probe.is_identity(*slice_, self.tokens[stack]):
+                changes = self.graph.changing([start], [cuts[end]])
+                if not changes or self.probe.is_identity(start, cuts[end], self.tokens[stack]):
                     break
-                norm = self.probe.norm(*slice_)
+                norm = self.probe.norm(start, cuts[end])
                 if norm is not None and abs(norm.factor - 1) < 1e-6:
                     found.append(norm)
                     break
@@ -206,8 +206,8 @@ class _Reader:
             raise Unread("a sublayer is joined with its input otherwise than by adding", [join])
         sides.sort(key=lambda key: len(self.graph.products([start], [key])))
         if self.graph.products([start], sides[:1]):
-            text = "two sublayers read one input: a config's cross-attention reads the output of "
-            raise Unread(f"{text}the self-attention", [join])
+            text = "two sublayers read one input: a config's cross-attention reads what the "
+            raise Unread(f"{text}self-attention was added to", [join])
         if not self.probe.is_identity(start, sides[0], self.tokens[stack]):
             calls = self.graph.changing([start], sides[:1])
             text = "the input of each sublayer is changed where it is added: no weights can stand "
@@ -219,11 +219,15 @@ class _Reader:
         else:
             begin = self._input(start, sides[1], products)
             read, last = read_network(self.probe, begin, sides[1])
-            norms = (
-                self._norm_between(start, begin, stack),
-                self._norm_between(last, sides[1], stack),
+            found = Sublayer(
+                start=start,
+                end=end,
+                join=join,
+                kind="feed_forward",
+                read=read,
+                before=self._norm_between(start, begin, stack),
+                behind=self._norm_between(last, sides[1], stack),
             )
-            found = Sublayer(start, end, join, "feed_forward", read, *norms, [])
         return dataclasses.replace(found, end=end)
 
     def _input(
@@ -249,10 +253,8 @@ class _Reader:
         operands = [call.operands for call in scores]
         within = {key in of_start for _, key in operands}
         if len(within) > 1 or not all(query in of_start for query, _ in operands):
-            text = (
-                "two attentions are in one addition: a config's cross-attention reads the output "
-            )
-            raise Unread(f"{text}of the self-attention", scores)
+            text = "two attentions are in one addition: a config's cross-attention reads what the "
+            raise Unread(f"{text}self-attention was added to", scores)
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])
@@ -271,7 +273,6 @@ class _Reader:
             read=read,
             before=self._norm_between(start, begin, stack),
             behind=self._norm_between(last, end, stack),
-            after=[],
             memory_norm=memory_norm,
         )
 

@@ -284,4 +284,4 @@ def _covers(old: list[Any], new: list[Any]) -> bool:
         for length, stride in zip(shape, strides, strict=True):
             own = (own[:, None] + stride * np.arange(length)).reshape(-1)
         places.append(own)
-    return bool(np.isin(*places).all())
+    return bool(np.isin(places[0], places[1]).all())

@@ -85,14 +85,15 @@ def verify_recording(
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
     ours = record_model(params, config, src, seen, layout.masks).blocks
     theirs = record_program(probe, config, src, tgt).blocks
-    kind = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
     padded = both_logits([probe], params, config, layout.masks)[0]
-    named = [{"logits": x, "logits beside padding": y} for x, y in zip(kind, padded, strict=True)]
+    returned = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
     records = [
-        Record({**side, **{name: Block("", (array,)) for name, array in values.items()}})
-        for side, values in zip((ours, theirs), named, strict=True)
+        Record(
+            {**blocks, "logits": Block("", (whole,)), "logits beside padding": Block("", (rows,))}
+        )
+        for blocks, whole, rows in zip((ours, theirs), returned, padded, strict=True)
     ]
-    return compare(*records)
+    return compare(records[0], records[1])
 
 
 def record_model(
