@@ -11,7 +11,7 @@ from jax_transformer import TransformerConfig, Translator
 from jax_transformer.commands.main import run_command
 from jax_transformer.translation.model_folder import load, save
 from tests.export.models import OTHER_FUNCTION, OTHERS, refusal, with_preset
-from tests.tiers import tiered
+from tests.tiers import DISTINCT_PRESETS, tiered
 
 ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
 
@@ -45,7 +45,12 @@ EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 
 
 @pytest.mark.parametrize(
-    "name", tiered([*EXPRESSIBLE, *OTHERS], ["bart", "t5_v1_1", "vaswani2017"])
+    "name",
+    tiered(
+        [*EXPRESSIBLE, *OTHERS],
+        ["bart", "t5_v1_1", "vaswani2017"],
+        [*DISTINCT_PRESETS, *OTHERS],
+    ),
 )
 def test_every_expressible_model_translates_alike(base, tmp_path, name):
     line = ctranslate2_folder.export_ctranslate2(with_preset(base, name), tmp_path / "out")

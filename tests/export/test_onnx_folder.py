@@ -13,6 +13,7 @@ from tests.convert.families.case import foreign_model, write_tokenizer
 from tests.export.models import BLOCKS, OTHER_FUNCTION, OTHERS, refusal, with_preset
 from tests.export.readme import run_readme
 from tests.models import unchecked
+from tests.tiers import DISTINCT_PRESETS, tiered
 
 onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
 
@@ -104,8 +105,14 @@ def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
     assert found.startswith(f"{REFUSED[name]}: an ONNX export can express ")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [*EXPRESSIBLE, *OTHERS, *(BLOCKS.keys() - REFUSED)])
+@pytest.mark.parametrize(
+    "name",
+    tiered(
+        [*EXPRESSIBLE, *OTHERS, *(BLOCKS.keys() - REFUSED)],
+        [],
+        [*DISTINCT_PRESETS, *OTHERS, *BLOCKS],
+    ),
+)
 def test_every_expressible_model_translates_alike(base, tmp_path, name):
     model = with_preset(base, name, num_encoder_layers=1, num_decoder_layers=2)
     assert onnx_folder.export_onnx(model, tmp_path / "out").startswith("16 of 16")

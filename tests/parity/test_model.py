@@ -12,7 +12,7 @@ from tests.compilation import AS_USERS_DO
 from tests.models import random_tokens, small_config
 from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask
-from tests.tiers import QUICK_MODELS, tiered
+from tests.tiers import MODELS, QUICK_MODELS, tiered
 
 jit = functools.partial(jax.jit, static_argnums=1)
 
@@ -38,7 +38,7 @@ def test_logits(pair, ladder):
     check_logits(pair, ladder)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("pair", tiered(MODELS, [], QUICK_MODELS), indirect=True)
 def test_logits_as_users_compile(pair, ladder):
     check_logits(pair, ladder, AS_USERS_DO)
 

@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.exhaustive
 
 WIDTHS = (390, 1440)
 # Elements that reach beyond the window, unless they lie in a box that scrolls or is hidden.
