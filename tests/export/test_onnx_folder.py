@@ -80,6 +80,7 @@ def test_batches_and_lengths_of_any_size(exported, sizes):
         search(longer, np.full(1, 3))
 
 
+@pytest.mark.exhaustive
 def test_a_text_that_goes_on_past_the_positions_is_an_error(exported):
     """Not one whose later tokens all have the last position."""
     settings = json.loads((exported / "out" / "settings.json").read_text()) | {"eos_id": -1}
@@ -89,6 +90,7 @@ def test_a_text_that_goes_on_past_the_positions_is_an_error(exported):
         search(np.full((1, 3), 5), np.full(1, 41))
 
 
+@pytest.mark.exhaustive
 def test_another_function_is_not_written(base, exported, tmp_path, monkeypatch):
     def programs_of_another_model(config, params, folder):
         for path in (exported / "out").glob("*.onnx*"):
