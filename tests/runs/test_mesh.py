@@ -1,7 +1,7 @@
 """Training on every mesh of eight devices is training on one: losses, masks, samples, restores.
 
 Run as a module, this file prints what differs, as JSON: a process of its own has eight devices.
-By hand: `python -m tests.runs.test_mesh CACHE MESH ...`.
+By hand: `python -m tests.runs.test_mesh CACHE`.
 """
 
 import dataclasses
@@ -328,7 +328,8 @@ def main():
     if sys.argv[1] == QUICK:
         print(json.dumps(compare_losses([QUICK], 20, 20), default=float))
         return
-    _, cache, *meshes = sys.argv
+    _, cache, *named = sys.argv
+    meshes = named or EVERY
     report = {"losses": compare_losses(meshes, STEPS, FEWER_STEPS)}
     print(CONTROL, file=sys.stderr, flush=True)
     rematerialize()
