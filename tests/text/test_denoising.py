@@ -37,7 +37,6 @@ from tests.tiers import tiered
 SENTINELS = tuple(range(32_099, 31_999, -1))
 SPECIAL = SpecialIds(0, 1, SENTINELS, 2, frozenset({7, 11}))
 DENOISERS = {each.name: each for group in OBJECTIVES.values() for each in group}
-METHODS = ("span_corruption", "s_0.25", "infilling", "prefix_lm")  # one denoiser of each
 GOLDEN = json.loads((Path(__file__).parent / "t5_collator.json").read_text())
 
 
@@ -125,7 +124,7 @@ def check_round_trip(denoiser, ids, key):
     assert all((np.diff(side) >= 0).all() for side in most)
 
 
-@pytest.mark.parametrize("name", tiered(DENOISERS, [], METHODS))
+@pytest.mark.parametrize("name", tiered(DENOISERS, [], ["span_corruption", "infilling"]))
 def test_10_000_documents_come_back(name):
     random = np.random.default_rng(3)
     for number in range(10_000):
