@@ -54,7 +54,7 @@ FIRST = (
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
-    for item in items:
+    for item in items:  # a pair of exhaustive parameters is of the sweep: see tiers.py
         parameters = item.callspec.marks if hasattr(item, "callspec") else ()
         pair = sum(mark.name == "exhaustive" for mark in parameters) > 1
         if pair or item.get_closest_marker("sweep"):
