@@ -256,8 +256,10 @@ class _Reader:
             text = "two attentions are in one addition: a config's cross-attention reads what the "
             raise Unread(f"{text}self-attention was added to", scores)
         if memory in graph.before([key for _, key in operands if key in of_start], [start]):
-            text = "one attention reads targets and memory side by side, as decoder_attention='merged' "
-            raise Unread(f"{text}does: write a layout by hand", scores)
+            text = (
+                "one attention reads targets and memory side by side: decoder_attention='merged' "
+            )
+            raise Unread(f"{text}does so, and needs a layout by hand", scores)
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])
@@ -427,7 +429,7 @@ class _Reader:
         self._product(f"{path}/value", read.value, "qkv_bias", sublayer.join)
         output = self._with_added(read.output, sublayer.added)
         self._product(f"{path}/output", output, "attention_output_bias", sublayer.join)
-        found.say("attention_scale", float(f"{read.divisor**2:.7g}"), read.cores[0].calls[0])
+        found.say("attention_scale", float(f"{read.divisor**2:.12g}"), read.cores[0].calls[0])
         found.say("attention_softcap", read.softcap, read.cores[0].calls[0])
         found.say("query_key_norm", read.norms is not None, read.cores[0].calls[0])
         for name, norm in zip(("query", "key"), read.norms or (), strict=False):

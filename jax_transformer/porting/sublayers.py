@@ -326,15 +326,15 @@ def _check_softmax(probe: Probe, core: Core) -> None:
     shape = probe.run.shapes[core.logits]
     scores = 2 * probe.random.normal(size=shape)
     weights = probe.replay.value(core.weights, {core.logits: scores}).reshape(-1)
-    over = "something else than the keys"
-    for axis, name in list(enumerate(("keys", "queries", "heads"), 1))[: len(shape)]:
+    over = "none of its axes"
+    for axis, name in list(enumerate(("keys", "the queries", "the heads"), 1))[: len(shape)]:
         powers = np.exp(scores - scores.max(-axis, keepdims=True))
         powers = (powers / powers.sum(-axis, keepdims=True)).reshape(-1)
         if weights.size == powers.size and np.abs(powers - weights).max() < CLOSE:
             over = name
             break
     if over != "keys":
-        raise Unread(f"the softmax is over the {over}", core.calls[1:2])
+        raise Unread(f"the softmax is over {over}, not over the keys", core.calls[1:2])
 
 
 def _rotary(probe: Probe, core: Core, n: int, query_from: int, key_from: int) -> Rotary | None:
