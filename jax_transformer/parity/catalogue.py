@@ -29,6 +29,7 @@ class Stage(NamedTuple):
     this size that only the other program has.
     """
 
+    where: list[str]  # in words
     names: str  # of the program that computed `here`, and of the other one
     inputs: Sequence[np.ndarray]
     masks: Sequence[np.ndarray]
