@@ -88,23 +88,31 @@ def record(model: Any, call: Callable[[Any], Any]) -> Record:
         weights = {key: array for key, array in own.items() if _arrays(array)}
         leaves, structure = jax.tree.flatten((_arrays(output), given, weights))
         traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)}
+        wide = {i for i, leaf in traced.items() if leaf.dtype in (np.float64, np.int64)}
 
-        def store(values: dict[int, Any]) -> dict[int, Any]:
-            arrays = [as_numpy(values.get(i, leaf)) for i, leaf in enumerate(leaves)]
-            found, given, own = jax.tree.unflatten(structure, map(own_copy, arrays))
-            outputs, inputs = (tuple(filter(_is_kept, group)) for group in (found, given))
-            if outputs:
-                kept = {key: array for key, array in own.items() if _is_kept(array)}
-                blocks[_unused(name, blocks)] = Block(type(part).__name__, outputs, inputs, kept)
-            return values
+        def store(given: dict[int, Any]) -> dict[int, Any]:
+            values = [as_numpy(given.get(i, leaf)) for i, leaf in enumerate(leaves)]
+            for i in wide:
+                values[i] = values[i].view(leaves[i].dtype)[..., 0]
+            outputs, inputs, weights = jax.tree.unflatten(structure, map(own_copy, values))
+            if outputs := tuple(filter(_is_kept, outputs)):
+                weights = {key: array for key, array in weights.items() if _is_kept(array)}
+                kept = Block(type(part).__name__, outputs, tuple(filter(_is_kept, inputs)), weights)
+                blocks[_unused(name, blocks)] = kept
+            return given
 
         if not traced:
             store({})
             return output
-        shapes = {i: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for i, leaf in traced.items()}
-        same = jax.pure_callback(store, shapes, traced, vmap_method="expand_dims")
-        replaced = {id(traced[i]): same[i] for i in traced}
-        return jax.tree.map(lambda leaf: replaced.get(id(leaf), leaf), output)
+        # 64 bits are given as twice 32: the callback's thread may be without `jax_enable_x64`.
+        bits = {i: x[..., None].view("uint32") if i in wide else x for i, x in traced.items()}
+        shapes = jax.eval_shape(lambda: bits)
+        bits = jax.pure_callback(store, shapes, bits, vmap_method="expand_dims")
+        same = {
+            id(x): bits[i].view(x.dtype)[..., 0] if i in wide else bits[i]
+            for i, x in traced.items()
+        }
+        return jax.tree.map(lambda leaf: same.get(id(leaf), leaf), output)
 
     with observed(model, keep):
         output = call(model)
