@@ -20,7 +20,6 @@ from jax_transformer.parity.report import MARK, aligned, write_page
 from jax_transformer.parity.values import Index, Rule, usual_size
 
 HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
-SCHEMA = 1  # of `to_json`; another number means other keys
 JUMP = 100  # a difference so many times larger than all before it does not come from them
 LIKE = 0.5  # values that are further apart, each divided by its largest one, are not alike
 PairedBy = Literal["name", "value", "likeness", "nothing"]
@@ -114,7 +113,7 @@ class Comparison:
         """Return what programs read; docs/how_to/compare_two_models.md explains the keys."""
         first = self.first_differing
         return {
-            "schema": SCHEMA,
+            "schema": 1,  # another number means other keys
             "agrees": self.agrees,
             "first_differing": first and first._asdict(),
             "explanations": self.explanations,
@@ -127,16 +126,13 @@ class Comparison:
 
 
 def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
-    """Compare what two programs computed of the same inputs.
+    """Return how what two programs computed of the same inputs differs, to be printed or read.
 
     Args:
         a: The program that is examined.
         b: The program that it must follow: errors are relative to its numbers.
         bound: How many times the precision of a block's dtype is no difference; None is 64, and
             8 of half precision.
-
-    Returns:
-        A `Comparison`: print it, or read `agrees`, and `first_differing`, None if they agree.
 
     Raises:
         InputError: Nothing that the programs returned has the same size.
@@ -162,9 +158,7 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
     text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
     notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
-    if found.first is None:
-        return Comparison(tuple(found.pairs), None, (), tuple(notes))
-    explanations = (*found.stage.where, *explain(found.stage, found.rule))
+    explanations = (*found.stage.where, *explain(found.stage, found.rule)) if found.first else ()
     return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 if TYPE_CHECKING:
-    from flax import linen
     from torch import nn
 
 # Called with a part's name, the part, its own weights by name, its inputs and its output; returns
@@ -28,8 +27,14 @@ def observed(model: Any, keep: Keep) -> AbstractContextManager[None]:
     Names are paths of attributes with dots: "encoder.layers.0.norm"; the model itself is "". The
     model is afterwards as it was. Nothing is kept of what is no module.
     """
-    known = (observe for name, observe in OBSERVERS.items() if _is(model, name))
-    return next(known, lambda *_: nullcontext())(model, keep)
+    if _is(model, "torch.nn"):
+        return _observe_torch(model, keep)
+    if _is(model, "flax.linen"):
+        return _observe_linen(keep)
+    for library in ("flax.nnx", "equinox"):
+        if _is(model, library):
+            return _observe_objects(model, sys.modules[library].Module, keep)
+    return nullcontext()
 
 
 def _is(model: Any, library: str) -> bool:
@@ -64,7 +69,7 @@ def _observe_torch(model: nn.Module, keep: Keep) -> Iterator[None]:
             part.training = training
 
 
-def _observe_linen(_: linen.Module, keep: Keep) -> AbstractContextManager[None]:
+def _observe_linen(keep: Keep) -> AbstractContextManager[None]:
     from flax import linen
 
     def kept(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
@@ -79,9 +84,8 @@ def _observe_linen(_: linen.Module, keep: Keep) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _observe_objects(model: Any, keep: Keep) -> Iterator[None]:
+def _observe_objects(model: Any, base: type, keep: Keep) -> Iterator[None]:
     """Observe modules of NNX or Equinox: `__call__` of their classes is replaced meanwhile."""
-    base = next(sys.modules[name].Module for name in ("flax.nnx", "equinox") if _is(model, name))
     parts: dict[int, tuple[str, Any]] = {}  # by their identity: not all can be keys
 
     def walk(name: str, value: Any) -> None:
@@ -124,12 +128,3 @@ def _observe_objects(model: Any, keep: Keep) -> Iterator[None]:
     finally:
         for owner, call in calls.items():
             owner.__call__ = call
-
-
-# Of a subclass of a library's `Module`, how it is observed.
-OBSERVERS: dict[str, Callable[[Any, Keep], AbstractContextManager[None]]] = {
-    "torch.nn": _observe_torch,
-    "flax.linen": _observe_linen,
-    "flax.nnx": _observe_objects,
-    "equinox": _observe_objects,
-}
