@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,28 +18,26 @@ EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-9, 1e-3, 0.0)
 LOWER = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 MOST_HEADS, LATEST = 16, 4  # the latest inputs among which query, key and value are looked for
 MASKED = -1e30
+KERNEL = re.compile("the (transposed )?kernel")
 FACTORS = 1e-4  # a factor this near to 1 is none
 MOST_WORDS = 3  # of what cannot be told apart
 
 
 class Stage(NamedTuple):
-    """A part of a computation that differs: what one program computed, and the other one did not.
+    """A part of a computation that differs: what one program computed, the other one not."""
 
-    `inputs` [..., D] are what its block was given and what its parts computed before the
-    difference; `masks` other arrays that it was given; `weights` its own; `there` the values of
-    this size that only the other program has.
-    """
-
+    where: list[str]  # in words
     names: str  # of the program that computed `here`, and of the other one
-    inputs: Sequence[np.ndarray]
-    masks: Sequence[np.ndarray]
-    weights: Mapping[str, np.ndarray]
+    inputs: Sequence[np.ndarray]  # of its block, and what parts computed before it: [..., D]
+    masks: Sequence[np.ndarray]  # what else the block was given
+    weights: Mapping[str, np.ndarray]  # of the block, without those of its parts
     here: np.ndarray
-    there: Sequence[np.ndarray]
+    there: Sequence[np.ndarray]  # the values of this size that only the other program has
 
 
-def explain(stage: Stage, rule: Rule) -> Iterator[str]:
-    """Yield what explains a difference between two programs.
+@np.errstate(all="ignore")
+def explain(stage: Stage, rule: Rule) -> list[str]:
+    """Return what explains a difference between two programs.
 
     Each is computed: from the same inputs, one formula gives the value of `here`, another one that
     of `there`; or a change of the value of one program gives that of the other one.
@@ -46,28 +45,25 @@ def explain(stage: Stage, rule: Rule) -> Iterator[str]:
     coarser = max(map(precision, (stage.here, *stage.inputs)))
     rule = rule._replace(least=rule.limit(coarser))  # what is computed has its roundings
     targets = Index([stage.here, *stage.there], rule)
-    stage = stage._replace(inputs=[_rows(x) for x in stage.inputs])
+    stage, said = stage._replace(inputs=[_rows(x) for x in stage.inputs]), []
     for candidates in CATALOGUE if stage.there else ():
         found: dict[int, list[tuple[float, str]]] = {}
-        with np.errstate(all="ignore"):
-            for words, candidate in candidates(stage):
-                for target in targets.find(candidate):
-                    error = rule.difference(targets.arrays[target], candidate).error
-                    found.setdefault(target, []).append((error, words))
-        both = [
-            _indistinct(each, stage.here)
-            for each in (found.pop(0, []), min(found.values(), key=min, default=[]))
-        ]
+        for words, candidate in candidates(stage):
+            for target in targets.find(candidate):
+                error = rule.difference(targets.arrays[target], candidate).error
+                found.setdefault(target, []).append((error, words))
+        here, there = found.pop(0, []), min(found.values(), key=min, default=[])
+        both = [_indistinct(each, stage.here) for each in (here, there)]
         if all("transposed" in words for words in both[0]):  # frameworks store kernels either way
-            both = [[_turned(words) for words in each] for each in both]
+            both = [[KERNEL.sub(_turned, words) for words in each] for each in both]
         if all(both) and not {*both[0]} & {*both[1]}:
             texts = (f"{x} has {' or '.join(y)}" for x, y in zip(stage.names, both, strict=True))
-            yield ", and ".join(texts)
+            said.append(", and ".join(texts))
     for value in stage.there:
-        with np.errstate(all="ignore"):
-            for words, candidate, target in _changes(value, stage):
-                if rule.accepts(rule.difference(target, candidate)):
-                    yield words.format(*stage.names)
+        for words, candidate, target in _changes(value, stage):
+            if rule.accepts(rule.difference(target, candidate)):
+                said.append(words.format(*stage.names))
+    return said
 
 
 def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[str]:
@@ -77,10 +73,8 @@ def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[s
     return [*words][:MOST_WORDS] + ["another"] * (len(words) > MOST_WORDS)
 
 
-def _turned(words: str) -> str:
-    if "transposed" in words:
-        return words.replace("transposed ", "")
-    return words.replace("the kernel", "the transposed kernel")
+def _turned(kernel: re.Match) -> str:
+    return "the kernel" if kernel[1] else "the transposed kernel"
 
 
 def _norms(stage: Stage) -> Candidates:
@@ -100,9 +94,8 @@ def _norms(stage: Stage) -> Candidates:
 def _activations(stage: Stage) -> Candidates:
     same = [x for x in stage.inputs[-2:] if x.size == stage.here.size]
     for x, (name, function) in itertools.product(same, ACTIVATIONS.items()):
-        value = function(x)
-        yield name, value
-        yield from ((f"{name} times a gate", value * gate) for gate in same if gate is not x)
+        yield name, function(x)
+        yield from ((f"{name} times a gate", function(x) * gate) for gate in same if gate is not x)
 
 
 def _products(stage: Stage) -> Candidates:
@@ -142,9 +135,8 @@ def _attentions(stage: Stage) -> Candidates:
         counts = [heads for heads in range(1, MOST_HEADS + 1) if width % heads == 0]
         for heads, interleaved in itertools.product(counts, (False, True)):
             way = f"{heads} heads" + ", interleaved" * interleaved
-            shape, axes = (
-                ((-1, heads), (0, 3, 1, 2)) if interleaved else ((heads, -1), (0, 2, 1, 3))
-            )
+            shape = (-1, heads) if interleaved else (heads, -1)
+            axes = (0, 3, 1, 2) if interleaved else (0, 2, 1, 3)
             split = [x.reshape(*x.shape[:2], *shape).transpose(axes) for x in (q, *filled)]
             scores = split[0] @ split[1].swapaxes(-1, -2)
             sizes = {"1/sqrt(head size)": width / heads, "1": 1, "1/sqrt(width)": width}
@@ -165,10 +157,10 @@ def _masks(masks: Sequence[np.ndarray], sizes: tuple[int, int, int]) -> Candidat
     causal = np.tril(np.ones((queries, keys), bool))
     yield "no mask", np.zeros((1, 1, 1, 1))
     yield "a causal mask", np.where(causal, 0, MASKED)[None, None]
-    for given in masks:
-        own = 1 < given.ndim < 4 and len(given) == rows and given.shape != causal.shape
-        lead = (rows, *(1,) * (4 - given.ndim)) if own else (1,) * (4 - given.ndim)
-        mask = given.reshape(*lead, *given.shape[own:]) if given.ndim < 4 else given
+    for mask in masks:
+        own = 1 < mask.ndim < 4 and len(mask) == rows and mask.shape != causal.shape
+        while mask.ndim < 4:
+            mask = mask[:, None] if own else mask[None]
         if mask.shape[-1] != keys or mask.shape[2] not in (1, queries):
             continue
         if mask.dtype.kind not in "iub":  # added to the scores

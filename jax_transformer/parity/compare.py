@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jax_transformer.errors import InputError
 from jax_transformer.parity.catalogue import Stage, explain
-from jax_transformer.parity.record import Block, Record
-from jax_transformer.parity.report import MARK, aligned, table, write_page
+from jax_transformer.parity.record import Record
+from jax_transformer.parity.report import MARK, aligned, write_page
 from jax_transformer.parity.values import Index, Rule, usual_size
 
 HEADINGS = ("a", "b", "paired by", "dtype", "error", "roundings", "")
-TITLE = "Error by block, with the errors of earlier blocks"
-SCHEMA = 1  # of `to_json`; another number means other keys
 JUMP = 100  # a difference so many times larger than all before it does not come from them
 LIKE = 0.5  # values that are further apart, each divided by its largest one, are not alike
 PairedBy = Literal["name", "value", "likeness", "nothing"]
@@ -86,13 +84,10 @@ class Comparison:
         """Whether the values that the programs returned agree."""
         return self.first_differing is None
 
-    def write_page(
-        self, path: str | os.PathLike, tables: Sequence[str] = (), *, overwrite: bool = False
-    ) -> None:
-        """Write one .html file with the remarks, the blocks, and other tables of `report.table`."""
-        *remarks, verdict = self.remarks()
-        tables = table(TITLE, HEADINGS, self._rows()), *tables
-        write_page(path, verdict, remarks, tables, agrees=self.agrees, overwrite=overwrite)
+    def write_page(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
+        """Write one .html file with the remarks and the blocks."""
+        rows = HEADINGS, *self._rows()
+        write_page(path, self.remarks(), rows, agrees=self.agrees, overwrite=overwrite)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
@@ -118,7 +113,7 @@ class Comparison:
         """Return what programs read; docs/how_to/compare_two_models.md explains the keys."""
         first = self.first_differing
         return {
-            "schema": SCHEMA,
+            "schema": 1,  # another number means other keys
             "agrees": self.agrees,
             "first_differing": first and first._asdict(),
             "explanations": self.explanations,
@@ -131,16 +126,13 @@ class Comparison:
 
 
 def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
-    """Compare what two programs computed of the same inputs.
+    """Return how what two programs computed of the same inputs differs, to be printed or read.
 
     Args:
         a: The program that is examined.
         b: The program that it must follow: errors are relative to its numbers.
         bound: How many times the precision of a block's dtype is no difference; None is 64, and
             8 of half precision.
-
-    Returns:
-        A `Comparison`: print it, or read `agrees`, and `first_differing`, None if they agree.
 
     Raises:
         InputError: Nothing that the programs returned has the same size.
@@ -160,44 +152,44 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
             break
         right = [pair for pair in later.pairs if pair[later.seen] in later.model.right]
         if later.error > JUMP * max(error, *(pair.error or 0.0 for pair in right)):
-            notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.where)}"]
+            notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.stage.where)}"]
             first, found = later.first, later
         error = later.error
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
     text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
     notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
-    explanations = (*found.where, *explain(found.stage, found.rule)) if found.first else ()
+    explanations = (*found.stage.where, *explain(found.stage, found.rule)) if found.first else ()
     return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
 
 class _Side:
-    """A record, and which of its values another one has too."""
+    """A record, and which of its values another one has too.
 
-    def __init__(self, record: Record, rule: Rule) -> None:
+    Attributes:
+        around: Of each block, those that it is a part of, the innermost first.
+        right: The blocks whose output the other record has, and those in such a block.
+    """
+
+    def __init__(self, record: Record, other: Record, rule: Rule) -> None:
         self.blocks, self.names = record.blocks, list(record.blocks)
-        blocks = record.blocks.values()
-        self.plain = not any(block.kind for block in blocks)  # a function that named its values
-        self.outputs = Index((block.outputs[0] for block in blocks), rule)
-        self.values = Index((x for b in blocks for x in (*b.outputs, *b.inputs)), rule)
-        self.around: dict[str, list[str]] = {}  # what each is a part of, the innermost first
-        ends: dict[str, str] = {}
+        self.plain = not any(block.kind for block in record.blocks.values())  # a function's values
+        self.outputs = Index((block.outputs[0] for block in record.blocks.values()), rule)
+        theirs = other.blocks.values()
+        self.theirs = Index((x for b in theirs for x in (*b.outputs, *b.inputs)), rule)
+        self.around, ends = dict[str, list[str]](), dict[str, str]()
+        self.right, self.used = set[str](), set[bytes]()
         for name in reversed(self.names):
             parts = name.partition("#")[0].split(".")
             outer = (".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1))
             self.around[name] = [ends[base] for base in outer if base in ends]
             ends[".".join(parts)] = name
-
-    def meet(self, other: _Side) -> None:
-        """Find the blocks that are right: their output is, or that of a block around them."""
-        self.other, self.right, self.used = other, set[str](), set[bytes]()
-        for name in reversed(self.names):
             if self.knows(self.output(name)) or {*self.around[name]} & self.right:
                 self.right.add(name)
-                self.used |= {x.tobytes() for x in _relevant(self.blocks[name])}
+                self.used |= {x.tobytes() for x in self.given(name)}
 
     def finds(self, x: np.ndarray) -> bool:
         """Return whether the other record has these values."""
-        return any(True for _ in self.other.values.find(x))
+        return any(True for _ in self.theirs.find(x))
 
     def knows(self, x: np.ndarray) -> bool:
         """Return whether a value is right: given, used by a right block, or in the other record."""
@@ -206,21 +198,15 @@ class _Side:
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
 
-    def inside(self, name: str, directly: bool = True) -> list[str]:
-        """Return the blocks in a block's call, in order."""
-        depth = 1 if directly else None
+    def given(self, name: str) -> list[np.ndarray]:
+        """Return the inputs that carry values: those like the first float one, and no mask."""
+        floats = [x for x in self.blocks[name].inputs if x.dtype.kind not in "iub"]
+        shape = floats[0].shape if floats else ()
+        return [x for x in floats if (x.ndim, x.shape[-1:]) == (len(shape), shape[-1:])]
+
+    def inside(self, name: str, depth: int | None = None) -> list[str]:
+        """Return the blocks in a block's call, in order; at depth 1 the outermost of them."""
         return [part for part in self.names if name in self.around[part][:depth]]
-
-    def suspects(self) -> list[str]:
-        """Return the blocks of which all inputs are right, but not the output."""
-        wrong = [name for name in self.names if self.blocks[name].kind and name not in self.right]
-        return [name for name in wrong if all(map(self.knows, _relevant(self.blocks[name])))]
-
-
-def _relevant(block: Block) -> list[np.ndarray]:
-    """Return the inputs that carry values: those like the first float one, and no mask."""
-    floats = [array for array in block.inputs if array.dtype.kind not in "iub"]
-    return [x for x in floats if (x.ndim, x.shape[-1:]) == (floats[0].ndim, floats[0].shape[-1:])]
 
 
 class _Examined:
@@ -230,9 +216,7 @@ class _Examined:
     """
 
     def __init__(self, a: Record, b: Record, rule: Rule) -> None:
-        self.rule, self.sides = rule, (_Side(a, rule), _Side(b, rule))
-        for side, other in (self.sides, self.sides[::-1]):
-            side.meet(other)
+        self.rule, self.sides = rule, (_Side(a, b, rule), _Side(b, a, rule))
         self.mixed = self.sides[0].plain != self.sides[1].plain
         self.seen = 0 if self.mixed and self.sides[1].plain else 1
         self.model, self.other = self.sides[self.seen], self.sides[1 - self.seen]
@@ -241,11 +225,11 @@ class _Examined:
         self.first = (self._first_suspect() or wrong[0]) if wrong else None
         self.error = np.inf  # of what differs first
         if self.first:
-            self.where, self.stage = self._stage(self.first)
-            errors = [self.rule.difference(x, self.stage.here).error for x in self.stage.there]
+            self.stage = self._stage(self.first)
+            errors = [rule.difference(x, self.stage.here).error for x in self.stage.there]
             self.error = min(errors, default=np.inf)
-            if self.where and self.error < LIKE:
-                self.where[-1] += f", by {self.error:.1e}"
+            if self.stage.where and self.error < LIKE:
+                self.stage.where[-1] += f", by {self.error:.1e}"
 
     def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
         named = zip(self.sides, (a, b), strict=True)
@@ -255,7 +239,7 @@ class _Examined:
 
     def _kind(self, side: _Side, name: str) -> tuple[int, ...]:
         """Return what blocks that belong together share: sizes, and whether they have parts."""
-        size, inside = side.output(name).size, side.inside(name, directly=False)
+        size, inside = side.output(name).size, side.inside(name)
         if self.mixed:  # a plain function has only values
             return (size,)
         weights = {x.size for one in (name, *inside) for x in side.blocks[one].weights.values()}
@@ -265,17 +249,17 @@ class _Examined:
     def _paired(self) -> list[Pair]:
         """Return a pair of each block, in b's order, then those that only a has."""
         a, b = self.sides
-        pairs, taken, used = list[Pair](), (set[str](), set[str]()), dict[str, bytes]()
-
-        def add(choices: list[str], name: str, paired: PairedBy) -> None:
-            near = [one for one in choices if one not in taken[0] and name not in taken[1]]
-            for one in [name] if name in near else near[:1]:
-                join(one, name, paired)
+        pairs, taken = list[Pair](), (set[str](), set[str]())
 
         def join(one: str, name: str, paired: PairedBy) -> None:
             pairs.append(self._pair(one, name, paired))
             taken[0].add(one)
             taken[1].add(name)
+
+        def choose(choices: list[str], name: str, paired: PairedBy) -> None:
+            free = [one for one in choices if one not in taken[0]]
+            if free and name not in taken[1]:
+                join(name if name in free else free[0], name, paired)
 
         kinds = [{name: self._kind(side, name) for name in side.names} for side in self.sides]
         same = {x: [one for one in a.names if kinds[0][one] == kinds[1][x]] for x in b.names}
@@ -284,14 +268,15 @@ class _Examined:
             if name in same[name] and not (b.blocks[name].kind or a.blocks[name].kind):
                 join(name, name, "name")
         for name in b.names:
-            add([one for one in equal[name] if one in same[name]], name, "value")
+            choose([one for one in equal[name] if one in same[name]], name, "value")
+        used = dict[str, bytes]()
         for names in self._alike(same, self.other.right if self.mixed else taken[1 - self.seen]):
             value, block = names[1 - self.seen], names[self.seen]
             output = self.model.output(block).tobytes()  # perhaps that of its last part too
             if block not in taken[self.seen] and used.setdefault(value, output) == output:
                 join(*names, "likeness")
         for name in b.names:  # of blocks that are cut otherwise
-            add(equal[name], name, "value")
+            choose(equal[name], name, "value")
         pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
         pairs += [self._pair(None, name, "nothing") for name in b.names if name not in taken[1]]
         places = {name: place for place, name in enumerate(b.names)}
@@ -306,11 +291,11 @@ class _Examined:
         model, found = self.model, []
         blocks = [name for name in model.names if name not in model.right]
         # A function seldom names what words are looked up: by a block without parts and floats.
-        kept = {name for name in blocks if _relevant(model.blocks[name]) or model.inside(name)}
+        kept = {name for name in blocks if model.given(name) or model.inside(name)}
         tables = {name for name in blocks if self.mixed and model.blocks[name].kind} - kept
-        inner = [x for name in blocks for x in _relevant(model.blocks[name]) if not model.knows(x)]
-        given = {  # where the other program has the last input of a block
-            name: [next(self.other.outputs.find(x), 0) for x in _relevant(model.blocks[name])]
+        inner = [x for name in blocks for x in model.given(name) if not model.knows(x)]
+        given = {  # where the other program has the inputs of a block
+            name: [next(self.other.outputs.find(x), 0) for x in model.given(name)]
             for name in blocks
         }
         for place, value in enumerate(self.other.names):
@@ -341,58 +326,61 @@ class _Examined:
         return bool(named) and not pair.error <= self.rule.limit(pair.epsilon)
 
     def _first_suspect(self) -> Pair | None:
-        """Return the pair of the first suspect of either side, by how far into its record it is.
+        """Return the pair of a first block of which all inputs are right, but not the output.
 
-        Beside a plain function, it is the first one whose mistake can be computed, also a part up
-        to the first value that the function named; or else the first one that it named.
+        It is the first one of either side, by how far into its record it is. Beside a plain
+        function, it is the first one whose mistake can be computed, also a part up to the first
+        value that the function named; or else the first one that it named.
         """
         found = sorted(
             (side.names.index(name) / len(side.names), -position, name)
             for position, side in enumerate(self.sides)
-            for name in side.suspects()
+            for name in side.names
+            if side.blocks[name].kind and name not in side.right
+            if all(map(side.knows, side.given(name)))
         )
         suspects = [self._of(-position, name) for _, position, name in found]
         for suspect in suspects if self.mixed else ():
-            inside = self.model.inside(suspect[self.seen], directly=False)
+            inside = self.model.inside(suspect[self.seen])
             parts = [self._of(self.seen, name) for name in inside if name not in self.model.right]
             named = [place for place, part in enumerate(parts) if part.error is not None]
             for pair in [*parts[: named[0] + 1 if named else None], suspect]:
-                if any(explain(self._stage(pair)[1], self.rule)):
+                if any(explain(self._stage(pair), self.rule)):
                     return pair
         return next((one for one in suspects if not self.mixed or one.error is not None), None)
 
     def _of(self, position: int, name: str) -> Pair:
         return next(pair for pair in self.pairs if pair[position] == name)
 
-    def _stage(self, pair: Pair) -> tuple[list[str], Stage]:
+    def _stage(self, pair: Pair) -> Stage:
         """Return where in a pair the difference lies, and what is to be explained."""
+        names = "ba" if self.seen else "ab"
         if pair[self.seen] is None:
             alone = self.other.output(pair[1 - self.seen])
-            return [f"only {'ba'[self.seen]} has this"], Stage("ba", [], [], {}, alone, [])
+            return Stage([f"only {names[1]} has this"], "", [], [], {}, alone, [])
         model, other, here = self.model, self.other, pair[self.seen]
         block, target, where = model.blocks[here], model.output(here), list[str]()
         if pair.a is None and not self.mixed:
             where.append("only b has this")
-        elif not (self.mixed or all(map(other.knows, _relevant(other.blocks[pair.a])))):
+        elif not (self.mixed or all(map(other.knows, other.given(pair.a)))):
             where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
-        inputs, computed, before = _relevant(block), list[np.ndarray](), "its inputs"
-        for part in model.inside(here):
-            given = _relevant(model.blocks[part])
+        inputs, computed, before = model.given(here), list[np.ndarray](), "its inputs"
+        for part in model.inside(here, 1):
+            given = model.given(part)
             missing = [] if part in model.right else [x for x in given if not model.knows(x)]
             if missing and not (self.mixed and self._of(self.seen, part).error is None):
                 target = missing[0]
                 until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
                 where.append(
-                    f"the difference arises in {'ab'[self.seen]} after {before} and before {until}"
+                    f"the difference arises in {names[0]} after {before} and before {until}"
                 )
                 break
             before = part if part in model.right else before
             inputs += given
             computed.append(model.output(part))
         masks = [x for x in block.inputs if not any(x is y for y in inputs)]
-        values = {x.tobytes(): x for x in other.values.arrays if not other.knows(x)}
+        values = {x.tobytes(): x for x in model.theirs.arrays if not other.knows(x)}
         there = [x for x in values.values() if x.size == target.size]
         if pair.a is not None and not self.mixed and target is model.output(here):
             there.append(other.output(pair.a))
-        names = "ba" if self.seen else "ab"
-        return where, Stage(names, [*inputs, *computed], masks, block.weights, target, there)
+        return Stage(where, names, [*inputs, *computed], masks, block.weights, target, there)

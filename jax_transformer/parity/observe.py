@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 if TYPE_CHECKING:
-    from flax import linen
     from torch import nn
 
-# Called with a part's name, the part, its own weights by name, its inputs and its output, once it
-# has run; returns the output.
+# Called with a part's name, the part, its own weights by name, its inputs and its output; returns
+# the output.
 Keep = Callable[[str, Any, Mapping[str, Any], Any, Any], Any]
 
 
@@ -28,8 +27,14 @@ def observed(model: Any, keep: Keep) -> AbstractContextManager[None]:
     Names are paths of attributes with dots: "encoder.layers.0.norm"; the model itself is "". The
     model is afterwards as it was. Nothing is kept of what is no module.
     """
-    known = (observe for name, observe in OBSERVERS.items() if _is(model, name))
-    return next(known, lambda *_: nullcontext())(model, keep)
+    if _is(model, "torch.nn"):
+        return _observe_torch(model, keep)
+    if _is(model, "flax.linen"):
+        return _observe_linen(keep)
+    for library in ("flax.nnx", "equinox"):
+        if _is(model, library):
+            return _observe_objects(model, sys.modules[library].Module, keep)
+    return nullcontext()
 
 
 def _is(model: Any, library: str) -> bool:
@@ -38,19 +43,16 @@ def _is(model: Any, library: str) -> bool:
 
 
 @contextmanager
-def observe_torch(model: nn.Module, keep: Keep) -> Iterator[None]:
+def _observe_torch(model: nn.Module, keep: Keep) -> Iterator[None]:
     """Observe a torch module, in evaluation mode and without gradients, by hooks."""
     import torch
 
-    def hook(name: str) -> Callable:
-        def kept(part: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
-            keep(name, part, dict(part.named_parameters(recurse=False)), (args, kwargs), output)
-
-        return kept
+    def kept(name: str, part: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        keep(name, part, dict(part.named_parameters(recurse=False)), (args, kwargs), output)
 
     modes = {part: part.training for part in model.modules()}
     handles = [
-        part.register_forward_hook(hook(name), with_kwargs=True)
+        part.register_forward_hook(functools.partial(kept, name), with_kwargs=True)
         for name, part in model.named_modules()
     ]
     fast_path = torch.backends.mha.get_fastpath_enabled()  # it takes no part's own forward
@@ -67,7 +69,7 @@ def observe_torch(model: nn.Module, keep: Keep) -> Iterator[None]:
             part.training = training
 
 
-def _observe_linen(_: linen.Module, keep: Keep) -> AbstractContextManager[None]:
+def _observe_linen(keep: Keep) -> AbstractContextManager[None]:
     from flax import linen
 
     def kept(call: Callable, args: tuple, kwargs: dict[str, Any], context: Any) -> Any:
@@ -82,60 +84,47 @@ def _observe_linen(_: linen.Module, keep: Keep) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _observe_objects(model: Any, keep: Keep) -> Iterator[None]:
+def _observe_objects(model: Any, base: type, keep: Keep) -> Iterator[None]:
     """Observe modules of NNX or Equinox: `__call__` of their classes is replaced meanwhile."""
-    base = next(sys.modules[name].Module for name in ("flax.nnx", "equinox") if _is(model, name))
-    names: dict[int, str] = {}
-    parts: list[Any] = []
+    parts: dict[int, tuple[str, Any]] = {}  # by their identity: not all can be keys
 
     def walk(name: str, value: Any) -> None:
-        items: Iterable = ()
-        if isinstance(value, base) and id(value) not in names:
-            names[id(value)] = name
-            parts.append(value)
-            items = vars(value).items()
-        elif isinstance(value, Mapping | list | tuple):
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, inner in items:
-            walk(f"{name}.{key}".lstrip("."), inner)
+        if isinstance(value, base):
+            if id(value) in parts:
+                return
+            parts[id(value)] = name, value
+            value = vars(value)
+        if isinstance(value, list | tuple):
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                walk(f"{name}.{key}".lstrip("."), inner)
 
     walk("", model)
-
-    def weights(part: Any) -> dict[str, Any]:
-        return {
-            name: leaf
-            for name, value in vars(part).items()
-            if not name.startswith("_") and not isinstance(value, base | list | tuple | dict)
-            for leaf in jax.tree.leaves(value)[:1]
-        }
 
     def observing(call: Callable) -> Callable:
         @functools.wraps(call)
         def kept(self: Any, *args: Any, **kwargs: Any) -> Any:
             output = call(self, *args, **kwargs)
-            name = names.get(id(self), type(self).__name__)  # a transformation copies modules
-            return keep(name, self, weights(self), (args, kwargs), output)
+            # A transformation copies modules: then only the class is known.
+            name, _ = parts.get(id(self), (type(self).__name__, self))
+            weights = {
+                key: leaf
+                for key, value in vars(self).items()
+                if not key.startswith("_") and not isinstance(value, base | list | tuple | dict)
+                for leaf in jax.tree.leaves(value)[:1]
+            }
+            return keep(name, self, weights, (args, kwargs), output)
 
         return kept
 
-    classes = {
-        next(cls for cls in type(part).__mro__ if "__call__" in vars(cls))
-        for part in parts
-        if callable(part)
-    }
-    calls = {cls: vars(cls)["__call__"] for cls in classes}
+    lineages = [type(part).__mro__ for _, part in parts.values() if callable(part)]
+    owners = {next(cls for cls in line if "__call__" in vars(cls)) for line in lineages}
+    calls = {owner: vars(owner)["__call__"] for owner in owners}
     try:
-        for cls, call in calls.items():
-            cls.__call__ = observing(call)
+        for owner, call in calls.items():
+            owner.__call__ = observing(call)
         yield
     finally:
-        for cls, call in calls.items():
-            cls.__call__ = call
-
-
-OBSERVERS: dict[str, Callable[[Any, Keep], AbstractContextManager[None]]] = {
-    "torch.nn": observe_torch,
-    "flax.linen": _observe_linen,
-    "flax.nnx": _observe_objects,
-    "equinox": _observe_objects,
-}
+        for owner, call in calls.items():
+            owner.__call__ = call

@@ -65,18 +65,15 @@ class Record:
 
 
 def record(model: Any, call: Callable[[Any], Any]) -> Record:
-    """Run a model and keep what each of its parts was given and computed, with its dtype.
+    """Run a model and return what each of its parts was given and computed, with its dtype.
 
     A torch module runs in evaluation mode and without gradients. Arrays inside `jax.vmap` have the
     axes of all rows. Inside `jax.jit`, parts of NNX and Equinox have the names of their classes.
 
     Args:
         model: A torch, Linen, NNX or Equinox module. Nothing inside anything else is observed.
-        call: Returns of `model` what is compared in the end: an array, or several by their names.
-            A plain function names there the values inside it.
-
-    Returns:
-        The record; what `call` returned is in it as "output", or by its names.
+        call: Returns of `model` what is compared in the end, kept as "output", or several arrays by
+            their names. A plain function names there the values inside it.
 
     Raises:
         InputError: Nothing that `call` returned is an array.
@@ -88,22 +85,31 @@ def record(model: Any, call: Callable[[Any], Any]) -> Record:
         weights = {key: array for key, array in own.items() if _arrays(array)}
         leaves, structure = jax.tree.flatten((_arrays(output), given, weights))
         traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)}
+        wide = {
+            i for i, leaf in traced.items() if leaf.dtype.name in ("float64", "int64", "uint64")
+        }
 
-        def store(values: dict[int, Any]) -> dict[int, Any]:
-            arrays = [as_numpy(values.get(i, leaf)) for i, leaf in enumerate(leaves)]
-            found, given, own = jax.tree.unflatten(structure, map(own_copy, arrays))
-            outputs, inputs = (tuple(filter(_is_kept, group)) for group in (found, given))
+        def store(given: dict[int, Any]) -> dict[int, Any]:
+            values = [as_numpy(given.get(i, leaf)) for i, leaf in enumerate(leaves)]
+            for i in wide:
+                values[i] = values[i].view(leaves[i].dtype)[..., 0]
+            outputs, inputs, weights = jax.tree.unflatten(structure, map(own_copy, values))
+            outputs, inputs = (tuple(filter(_is_kept, group)) for group in (outputs, inputs))
+            weights = {key: array for key, array in weights.items() if _is_kept(array)}
             if outputs:
-                kept = {key: array for key, array in own.items() if _is_kept(array)}
-                blocks[_unused(name, blocks)] = Block(type(part).__name__, outputs, inputs, kept)
-            return values
+                block = Block(type(part).__name__, outputs, inputs, weights)
+                blocks[_unused(name, blocks)] = block
+            return given
 
         if not traced:
             store({})
             return output
-        shapes = {i: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for i, leaf in traced.items()}
-        same = jax.pure_callback(store, shapes, traced, vmap_method="expand_dims")
-        replaced = {id(traced[i]): same[i] for i in traced}
+        # 64 bits are given as twice 32: the callback's thread may be without `jax_enable_x64`.
+        bits = {i: x[..., None].view("uint32") if i in wide else x for i, x in traced.items()}
+        shapes = jax.eval_shape(lambda: bits)
+        bits = jax.pure_callback(store, shapes, bits, vmap_method="expand_dims")
+        same = {i: bits[i].view(traced[i].dtype)[..., 0] if i in wide else bits[i] for i in bits}
+        replaced = {id(leaf): same[i] for i, leaf in traced.items()}
         return jax.tree.map(lambda leaf: replaced.get(id(leaf), leaf), output)
 
     with observed(model, keep):
@@ -133,7 +139,9 @@ def read_record(path: str | os.PathLike) -> Record:
     arrays, blocks = files.read(path), dict[str, Block]()
     order = files.read_metadata(path).get(ORDER)
     if order is None:
-        blocks = {name: Block("", (arrays[name],)) for name in sorted(arrays, key=_natural)}
+        parts = {name: re.split(r"(\d+)", name) for name in arrays}  # "step 9" before "step 10"
+        keys = {n: [int(x) if x.isdecimal() else x for x in parts[n]] for n in arrays}
+        blocks = {name: Block("", (arrays[name],)) for name in sorted(arrays, key=keys.get)}
     try:
         for name, kind, outputs, inputs, keys in json.loads(order or "[]"):
             found = tuple(arrays[f"{name}:output.{i}"] for i in range(max(outputs, 1)))
@@ -179,9 +187,3 @@ def _unused(name: str, blocks: Mapping[str, Block]) -> str:
     name = name.replace("/", ".")  # as files of weights have them
     count = 1 + sum(other.partition("#")[0] == name for other in blocks)
     return name if count == 1 else f"{name}#{count}"
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts "step 9" before "step 10"."""
-    parts = re.split(r"(\d+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

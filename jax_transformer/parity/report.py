@@ -51,34 +51,32 @@ def check_new_file(path: Path, overwrite: bool) -> None:
 
 def write_page(
     path: str | os.PathLike,
-    verdict: str,
     remarks: Sequence[str],
-    tables: Sequence[str],
+    rows: Sequence[Sequence[str]],
     *,
     agrees: bool,
     overwrite: bool = False,
 ) -> None:
-    """Write a verdict, remarks and tables as one HTML file. Its size is bounded.
+    """Write remarks, the verdict last, and a table, its headings first, as one HTML file.
 
-    Args:
-        path: A .html file. A symbolic link there is replaced, not followed.
+    Its size is bounded: it has `MOST_ROWS` rows, from some before the marked one. A symbolic link
+    at `path` is replaced, not followed.
     """
     check_report(path, overwrite)
-    lines = [one_line(text, LONGEST_EXPLANATION) for text in (verdict, *remarks)]
-    text = html.escape("\n\n".join(["\n".join(lines[1:]), *tables]), quote=False)
-    text = re.sub(f"(?m)^.*{html.escape(MARK)}.*$", r"<span>\g<0></span>", text)
-    colours = {"colour": "green" if agrees else "red", "verdict": html.escape(lines[0])}
-    replace_file(Path(path), PAGE.format(text=text, **colours).encode())
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of the page, from some rows before the marked one, with `MOST_ROWS`."""
+    headings, *rows = rows
     marked = [number for number, row in enumerate(rows) if row[-1] == MARK]
     rows = rows[max(0, marked[0] - MOST_ROWS // 2) if marked else 0 :]
-    more = len(rows) - MOST_ROWS
-    shown = [[one_line(cell, LONGEST_NAME) for cell in row] for row in (columns, *rows[:MOST_ROWS])]
-    note = [f"{more:,} more rows are not shown"] if more > 0 else []
-    return "\n".join([title, *aligned(shown, " \N{BOX DRAWINGS LIGHT VERTICAL} "), *note])
+    shown = [
+        [one_line(cell, LONGEST_NAME) for cell in row] for row in (headings, *rows[:MOST_ROWS])
+    ]
+    *lines, verdict = (one_line(text, LONGEST_EXPLANATION) for text in remarks)
+    lines += ["", *aligned(shown, " \N{BOX DRAWINGS LIGHT VERTICAL} ")]
+    if len(rows) > MOST_ROWS:
+        lines.append(f"{len(rows) - MOST_ROWS:,} more rows are not shown")
+    verdict, text = (html.escape(part, quote=False) for part in (verdict, "\n".join(lines)))
+    text = re.sub(f"(?m)^.*{html.escape(MARK)}.*$", r"<span>\g<0></span>", text)
+    page = PAGE.format(colour="green" if agrees else "red", verdict=verdict, text=text)
+    replace_file(Path(path), page.encode())
 
 
 def aligned(rows: Sequence[Sequence[str]], between: str = "  ") -> Iterable[str]:

@@ -17,7 +17,7 @@ MOST_AXES = 4  # of arrays whose axes are tried in every order
 
 
 class Difference(NamedTuple):
-    """How far two arrays are apart; see `Pair`. The error of other sizes is `APART`."""
+    """See `Pair`; the error of other sizes is `APART`."""
 
     error: float
     epsilon: float
@@ -25,14 +25,11 @@ class Difference(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What is no difference: `bound` roundings, None is the default, or an error of `least`.
+    """What is no difference."""
 
-    `floor` is that of scales.
-    """
-
-    floor: float = 0.0
-    bound: float | None = None
-    least: float = 0.0
+    floor: float = 0.0  # of scales
+    bound: float | None = None  # in roundings; None is the default
+    least: float = 0.0  # an error that is none at any precision
 
     def limit(self, epsilon: float) -> float:
         """Return the largest error at a precision."""
@@ -55,12 +52,11 @@ class Rule(NamedTuple):
         if a.size != b.size:
             return nearest
         scale = max(np.abs(_finite(b)).max(), self.floor) or 1.0
-        more, fewer = (np.asarray(x.astype(np.float64)).squeeze() for x in (a, b))
-        if more.ndim < fewer.ndim:
-            more, fewer = fewer, more
+        wide = (np.asarray(x.astype(np.float64)).squeeze() for x in (b, a))
+        fewer, more = sorted(wide, key=np.ndim)
         # Other orders of the axes only where they can help: they keep the largest number.
-        largest = (_finite(x).max() / scale for x in (more, fewer))
-        same = abs(next(largest) - next(largest)) <= self.limit(nearest.epsilon)
+        apart = abs(_finite(more).max() - _finite(fewer).max()) / scale
+        same = apart <= self.limit(nearest.epsilon)
         tried = None if (same or more.shape != fewer.shape) and more.ndim <= MOST_AXES else 1
         orders = itertools.permutations(range(more.ndim))
         for order in itertools.islice(orders, tried):
@@ -81,10 +77,9 @@ class Rule(NamedTuple):
 
 
 class Index:
-    """Finds the arrays that hold given values."""
+    """Finds the arrays that hold given values, by numbers first that no arrangement changes."""
 
     def __init__(self, arrays: Iterable[np.ndarray], rule: Rule) -> None:
-        """Summarize the arrays by numbers that no arrangement changes."""
         self.arrays, self.rule = list(arrays), rule
         self.summaries = [_summary(array) for array in self.arrays]
 

@@ -8,37 +8,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.parity_tool.torch_program import HEADS, WIDTH
+from tests.parity_tool.torch_program import HEADS, PAD, WIDTH
 
-# The mistake, its place, and the innermost block of the torch program that holds it.
-IN_A_BLOCK = (
-    "epsilon at encoder.1.norms.0",
-    "epsilon at decoder_norm",
-    "root mean square at decoder.0.norms.1",
-    "gelu by tanh at decoder.0.feed",
-    "relu at encoder.0.feed",
-    "no scale at encoder.1.attentions.0",
-    "scale by width at decoder.1.attentions.1",
-    "no mask at decoder.0.attentions.1",
-    "no mask at decoder.0.attentions.0",
-    "no mask at encoder.0.attentions.0",
-    "interleaved heads at encoder.0.attentions.0",
-    "interleaved heads at decoder.1.attentions.0",
-    "not transposed back at decoder.0.attentions.0",
-    "transposed at encoder.0.attentions.0.query",
-    "transposed at decoder.1.attentions.1.out",
-    "transposed at decoder.0.attentions.0.value",
-    "no bias at decoder.1.attentions.0.value",
-    "no bias at encoder.1.feed.inner",
-    "no bias at head",
-    "bfloat16 at decoder.1.feed.inner",
-    "bfloat16 at encoder.0.attentions.0.key",
-    "no residual at decoder.1",
-    "no norm at encoder_norm",
-    "no embedding scale at ",
-    "halves of sinusoids at ",
-    "positions from 1 at ",
-)
+# Of each mistake, what its explanation must say ("" is that none is given), and its places: each is
+# the innermost block of the torch program that holds it; "" is the program itself.
+PLACES = {
+    "epsilon": ("norm of epsilon 1e-06", "encoder.1.norms.0 decoder_norm"),
+    "root mean square": ("root mean square norm", "decoder.0.norms.1"),
+    "gelu by tanh": ("gelu by tanh", "decoder.0.feed"),
+    "relu": ("a has relu", "encoder.0.feed"),
+    "no scale": ("scale 1, ", "encoder.1.attentions.0"),
+    "scale by width": ("scale 1/sqrt(width)", "decoder.1.attentions.1"),
+    "no mask": ("no mask", "decoder.0.attentions.1 decoder.0.attentions.0 encoder.0.attentions.0"),
+    "interleaved heads": ("interleaved", "encoder.0.attentions.0 decoder.1.attentions.0"),
+    "not transposed back": ("joined without a transpose", "decoder.0.attentions.0"),
+    "transposed": (
+        "transposed kernel",
+        "encoder.0.attentions.0.query decoder.1.attentions.1.out decoder.0.attentions.0.value",
+    ),
+    "no bias": (
+        "the same vector more in every row: a bias",
+        "decoder.1.attentions.0.value encoder.1.feed.inner head",
+    ),
+    "bfloat16": ("cast to bfloat16", "decoder.1.feed.inner encoder.0.attentions.0.key"),
+    "no residual": ("1 times an input more", "decoder.1"),
+    "no norm": ("only b has this", "encoder_norm"),
+    "no embedding scale": ("times an input more", ""),
+    "halves of sinusoids": ("", ""),
+    "positions from 1": ("", ""),
+}
+IN_A_BLOCK = [
+    f"{kind} at {place}" for kind, (_, places) in PLACES.items() for place in places.split(" ")
+]
 # The mistakes of a plain function, and what each explanation must say; "" is that none is given.
 OF_A_FUNCTION = {
     "epsilon at encoder.1.norms.0": "a has a layer norm of epsilon 1e-06",
@@ -53,23 +54,6 @@ OF_A_FUNCTION = {
     "no mask at encoder.0.attentions.0": "scale 1/sqrt(head size), no mask",  # of padding
     "dropout at decoder.1": "",
     "halves rotated at decoder.1.attentions.0": "",
-}
-WORDS = {  # what the explanation must say
-    "epsilon": "norm of epsilon 1e-06",
-    "root mean square": "root mean square norm",
-    "gelu by tanh": "gelu by tanh",
-    "relu": "a has relu",
-    "no scale": "scale 1, ",
-    "scale by width": "scale 1/sqrt(width)",
-    "no mask": "no mask",
-    "interleaved heads": "interleaved",
-    "not transposed back": "joined without a transpose",
-    "transposed": "transposed kernel",
-    "no bias": "the same vector more in every row: a bias",
-    "bfloat16": "cast to bfloat16",
-    "no norm": "only b has this",
-    "no residual": "1 times an input more",
-    "no embedding scale": "times an input more",
 }
 
 
@@ -139,10 +123,6 @@ def positions(mistake, length):
     return np.concatenate(parts, -1) if halves else np.stack(parts, -1).reshape(length, WIDTH)
 
 
-def embedding_scale(mistake):
-    return 1 if mistake.kind == "no embedding scale" else WIDTH**0.5
-
-
 def epsilon(mistake, place):
     return 1e-6 if mistake.has("epsilon", place) else 1e-5
 
@@ -150,3 +130,45 @@ def epsilon(mistake, place):
 def rounded(mistake, place, x):
     """Return what a product reads: in half precision by mistake."""
     return x.astype(jnp.bfloat16).astype(x.dtype) if mistake.has("bfloat16", place) else x
+
+
+def attention(mistake, place, products, x, y, mask):
+    """Return what an attention returns, with its four products by their names."""
+    q, k, v = (
+        products[name](rounded(mistake, f"{place}.{name}", z))
+        for name, z in (("query", x), ("key", y), ("value", y))
+    )
+    return products["out"](attend(mistake, place, q, k, v, mask))
+
+
+def feed(mistake, place, inner, outer, x):
+    return outer(activate(mistake, place, inner(rounded(mistake, f"{place}.inner", x))))
+
+
+def layer(mistake, place, attentions, norms, network, x, mask, memory=None, memory_mask=None):
+    y = norms[0](x)
+    x = x + attentions[0](y, y, mask)
+    if memory is not None:
+        x = x + attentions[1](norms[1](x), memory, memory_mask)
+    y = network(norms[-1](x))
+    return y if mistake.has("no residual", place) else x + y
+
+
+def embed(mistake, vectors):
+    """Return what the first layer is given, of the vectors [..., L, D] of words."""
+    scale = 1 if mistake.kind == "no embedding scale" else WIDTH**0.5
+    return vectors * scale + positions(mistake, vectors.shape[-2]).astype(vectors.dtype)
+
+
+def translate(mistake, src, tgt, enter, stacks, norms, head):
+    """Return logits of ids [B, L], or of one row; `enter` returns what the first layer is given."""
+    seen = (src != PAD)[..., None, None, :]
+    earlier = jnp.tril(jnp.ones((tgt.shape[-1], tgt.shape[-1]), bool))
+    x, y = enter(src), enter(tgt)
+    for layer in stacks[0]:
+        x = layer(x, seen)
+    if mistake.kind != "no norm":
+        x = norms[0](x)
+    for layer in stacks[1]:
+        y = layer(y, earlier, x, seen)
+    return head(norms[1](y))

@@ -1,10 +1,12 @@
 """The program as a plain function that names its values: mistakes are as in the other copies."""
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, PAD
+from tests.parity_tool.torch_program import DEPTH
 
 
 def values(mistake, state, src, tgt):
@@ -43,17 +45,15 @@ def values(mistake, state, src, tgt):
             y = y * np.random.default_rng(0).binomial(1, 0.9, y.shape) / 0.9
         return keep(x + y)
 
-    def embed(ids):
-        x = keep(jnp.asarray(state["words.weight"])[ids]) * mistakes.embedding_scale(mistake)
-        return keep(x + mistakes.positions(mistake, ids.shape[1]).astype(x.dtype))
+    def enter(ids):
+        return keep(mistakes.embed(mistake, keep(jnp.asarray(state["words.weight"])[ids])))
 
-    seen = (src != PAD)[:, None, None]
-    earlier = jnp.tril(jnp.ones((tgt.shape[1], tgt.shape[1]), bool))[None, None]
-    x, y = embed(src), embed(tgt)
-    for i in reversed(range(DEPTH)) if mistake.kind == "swapped" else range(DEPTH):
-        x = layer(f"encoder.{i}", x, seen)
-    x = norm("encoder_norm", x)
-    for i in range(DEPTH):
-        y = layer(f"decoder.{i}", y, earlier, x, seen)
-    found["logits"] = dense("head", norm("decoder_norm", y))
+    stacks = [
+        [partial(layer, f"{stack}.{i}") for i in range(DEPTH)] for stack in ("encoder", "decoder")
+    ]
+    if mistake.kind == "swapped":
+        stacks[0].reverse()
+    norms = [partial(norm, f"{stack}_norm") for stack in ("encoder", "decoder")]
+    head = partial(dense, "head")
+    found["logits"] = mistakes.translate(mistake, src, tgt, enter, stacks, norms, head)
     return found

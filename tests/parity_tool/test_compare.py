@@ -36,6 +36,8 @@ def transposed(name):
 
 
 def first(a, b, **options):
+    """Return the names of the first pair that differs, and the comparison; also of two trees."""
+    a, b = (x if isinstance(x, parity.Record) else parity.record_arrays(x) for x in (a, b))
     comparison = parity.compare(a, b, **options)
     pair = comparison.first_differing
     return pair and (pair.a, pair.b), comparison
@@ -85,36 +87,27 @@ def test_values_are_found_under_other_names_and_in_other_arrangements():
     ways |= {"heads": heads.swapaxes(1, 2), "split": heads, "rows": x.reshape(15, 8)}
     for way in ways.values():
         for a, b in ((x, way), (way, x)):
-            found, comparison = first(
-                parity.record_arrays({"a": a}), parity.record_arrays({"b": b})
-            )
+            found, comparison = first({"a": a}, {"b": b})
             assert found is None
             assert comparison.blocks[0].paired == "value"
     shuffled = RANDOM.permutation(x.ravel()).reshape(x.shape)
-    assert first(parity.record_arrays({"a": shuffled}), parity.record_arrays({"b": x}))[0]
+    assert first({"a": shuffled}, {"b": x})[0]
 
 
 def test_the_first_step_at_which_two_loss_curves_part():
-    losses = np.exp(-np.arange(12.0))
-    a, b = (
-        {f"step {i}": loss for i, loss in enumerate(curve)} for curve in (losses, losses.copy())
-    )
-    a["step 7"] *= 1 + 1e-9
-    assert first(parity.record_arrays(a), parity.record_arrays(b))[0] == ("step 7", "step 7")
+    losses = {f"step {i}": np.exp(-i) for i in range(12)}
+    other = losses | {"step 7": losses["step 7"] * (1 + 1e-9)}
+    assert first(other, losses)[0] == ("step 7", "step 7")
 
 
 def test_gradients_are_paired_by_value_though_their_names_and_axes_differ():
     kernels = {name: RANDOM.normal(size=(4, 6)) for name in ("query", "value", "output")}
-    noise = {"key_bias": 1e-17 * RANDOM.normal(size=6)}  # 0 in theory
-    a = {f"layers_0/{name}/kernel": kernel for name, kernel in kernels.items()} | noise
-    b = {f"0.{name}.weight": kernel.T for name, kernel in kernels.items()} | {
-        "key_bias": np.zeros(6)
-    }
-    records = [parity.record_arrays(tree) for tree in (a, b)]
-    assert first(*records)[0] is None
+    a = {f"layers_0/{name}/kernel": kernel for name, kernel in kernels.items()}
+    b = {f"0.{name}.weight": kernel.T for name, kernel in kernels.items()}
+    a["key_bias"], b["key_bias"] = 1e-17 * RANDOM.normal(size=6), np.zeros(6)  # 0 in theory
+    assert first(a, b)[0] is None
     b["0.value.weight"] = 2 * b["0.value.weight"]
-    found = first(records[0], parity.record_arrays(b))[0]
-    assert found == ("layers_0.value.kernel", "0.value.weight")
+    assert first(a, b)[0] == ("layers_0.value.kernel", "0.value.weight")
 
 
 def test_dtypes_side_by_side_and_the_bound_of_the_coarser_one():
@@ -145,40 +138,37 @@ def test_a_block_that_only_one_program_has():
 
 def test_a_value_that_only_one_program_returns_is_a_difference():
     x, y = RANDOM.normal(size=(2, 4, 6))
-    short, long = (parity.record_arrays(tree) for tree in ({"x": x}, {"x": x, "bias": y}))
+    short, long = {"x": x}, {"x": x, "bias": y}
     assert first(short, long)[0] == (None, "bias")
     assert first(long, short)[0] == ("bias", None)
-    twice = parity.record_arrays({"x": x, "again": x.T})  # nothing new
-    assert first(short, twice)[0] is None
+    assert first(short, {"x": x, "again": x.T})[0] is None  # nothing new
 
 
 def test_records_of_other_sizes_are_refused():
-    a, b = (parity.record_arrays({"logits": np.ones(size)}) for size in (3, 4))
     with pytest.raises(InputError, match=r"what a returned has other sizes than b's: \[3\] and"):
-        parity.compare(a, b)
+        first({"logits": np.ones(3)}, {"logits": np.ones(4)})
 
 
 def test_what_is_not_finite_must_be_so_in_both():
-    x = np.array([1.0, np.inf, -np.inf, np.nan])
-    record = parity.record_arrays({"x": x})
-    assert first(record, record)[0] is None
-    assert first(parity.record_arrays({"x": np.nan_to_num(x)}), record)[0] == ("x", "x")
+    x = {"x": np.array([1.0, np.inf, -np.inf, np.nan])}
+    assert first(x, x)[0] is None
+    assert first({"x": np.nan_to_num(x["x"])}, x)[0] == ("x", "x")
 
 
 def test_rows_of_nan_do_not_count():
-    def masked(record, **other):
-        def mask(x):
-            return np.where(np.arange(5)[:, None] < 4, x, np.nan)
+    def masked(x):
+        return np.where(np.arange(5)[:, None] < 4, x, np.nan)
 
-        return parity.Record(
+    a, b = (
+        parity.Record(
             {
-                name: block._replace(outputs=tuple(map(mask, block.outputs)), **other)
-                for name, block in record.blocks.items()
+                name: block._replace(outputs=tuple(map(masked, block.outputs)))
+                for name, block in recorded(Torch(approximate=way)).blocks.items()
             }
         )
-
-    a, b = (masked(recorded(Torch(approximate=way))) for way in ("tanh", "none"))
-    assert parity.compare(b, b).agrees
+        for way in ("tanh", "none")
+    )
+    assert first(b, b)[0] is None
     assert first(a, b)[0] == ("act", "act")
 
 

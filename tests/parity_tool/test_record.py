@@ -44,7 +44,7 @@ class Nnx(nnx.Module):
         return self.inner(self.norm(self.inner(x)))
 
 
-def check_chain(record, output):
+def check_chain(record, output, bound=1e-6):
     """Check names, and that each part was given what the one before it computed."""
     assert list(record.blocks) == [*NAMES, "output"]
     first, norm, second, model, returned = record.blocks.values()
@@ -52,7 +52,7 @@ def check_chain(record, output):
     assert np.array_equal(norm.inputs[0], first.outputs[0])
     assert np.array_equal(second.inputs[0], norm.outputs[0])
     assert np.array_equal(model.outputs[0], returned.outputs[0])
-    assert np.allclose(returned.outputs[0], output, atol=1e-6)
+    assert np.allclose(returned.outputs[0], output, rtol=0, atol=bound)
     assert sorted(weight.shape for weight in first.weights.values()) == [(4,), (4, 4)]
 
 
@@ -70,6 +70,18 @@ def test_a_linen_module_also_inside_jit(compiled):
     params = Linen().init(jax.random.key(0), X)
     apply = jax.jit(Linen().apply) if compiled else Linen().apply
     check_chain(parity.record(Linen(), lambda _: apply(params, X)), Linen().apply(params, X))
+
+
+def test_float64_inside_jit_whatever_the_thread_of_a_callback_has():
+    with jax.enable_x64(True):
+        given = jax.tree.map(jnp.float64, (Linen().init(jax.random.key(0), X), X))
+
+        def call(_):
+            program = jax.jit(Linen().apply).lower(*given).compile()
+            with jax.enable_x64(False):
+                return program(*given)
+
+        check_chain(parity.record(Linen(), call), Linen().apply(*given), 1e-15)
 
 
 def test_an_nnx_module_whose_class_is_as_it_was():
