@@ -22,8 +22,8 @@ RANDOM = frozenset(
 # How many numbers these give depends on numbers: at most as many as they are given.
 SELECTING = frozenset("index index_put index_put_ masked_scatter nonzero".split())
 OTHERS = frozenset(
-    """_local_scalar_dense _log_softmax _weight_norm_interface abs add add_ addcdiv addcmul all amax amin any arange
-    argmax argmin atan2 bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
+    """_local_scalar_dense _log_softmax _weight_norm_interface abs add add_ addcdiv addcmul all amax
+    amin any arange argmax argmin atan2 bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
     bitwise_xor bucketize ceil celu clamp clamp_ clamp_max clamp_min cos cos_
     count_nonzero cumprod cumsum diagonal div div_ elu elu_ empty eq equal erf exp exp2
     exp_ expm1 eye floor floor_divide fmod full ge gelu glu gt hardsigmoid hardswish

@@ -182,7 +182,12 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """The runs of one program, each with other ids and lengths, and its id of padding."""
+    """What a program executed.
+
+    Attributes:
+        runs: Each with other ids and lengths.
+        pad_id: Id of padding.
+    """
 
     runs: tuple[Run, ...]
     pad_id: int

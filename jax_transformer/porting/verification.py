@@ -51,6 +51,9 @@ def verify(
 
     Args:
         state_dict: Tensors of torch, numpy or jax by name, of the whole model.
+
+    Raises:
+        ConversionError: The tensors are not those of the layout and the config.
     """
     import torch_reference
 
@@ -78,6 +81,10 @@ def verify_recording(
 
     Args:
         tensors: The weights of the program by name.
+
+    Raises:
+        InputError: They are not those of the recording, or the recorded program has no tables of
+            tokens.
     """
     probe = Probe(Replay(recording.runs[0], tensors))
     src, tgt = _fresh(probe, config, np.random.default_rng(0), padded=False)
@@ -103,7 +110,14 @@ def record_model(
     tgt: np.ndarray,
     masks: Masks = USUAL_MASKS,
 ) -> Record:
-    """Return what the model in JAX computes of ids [B, S] and [B, T], in the dtype of `params`."""
+    """Return what the model in JAX computes of ids [B, S] and [B, T], in the dtype of `params`.
+
+    Args:
+        masks: What is hidden of the padding and of later targets.
+
+    Raises:
+        InputError: The parameters or the ids are not those of the config.
+    """
     double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
     inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
     given = _masks(src, tgt, inside, config, masks)
