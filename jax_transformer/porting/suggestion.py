@@ -135,6 +135,7 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
         refused += wrong
         source, target = (max(lengths) for lengths in zip(*errors, strict=True))
         notes.append(
+            "rows of padding were not compared, and "
             f"up to {source} source and {target} target tokens were seen: a window or a bucket of "
             "distances that reaches farther was not"
         )
