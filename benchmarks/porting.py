@@ -10,6 +10,7 @@ import dataclasses
 import io
 import multiprocessing
 import os
+import re
 import resource
 import tempfile
 import time
@@ -92,10 +93,10 @@ def row(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         start = time.process_time()
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(program(pad_id), {"model": module})
+            exec(re.sub("(?m)^PAD = .*", f"PAD = {pad_id}", program()), {"model": module})
         seconds = [time.process_time() - start]
         memory, size = peak(), os.path.getsize("recorded.pt")
-        start, calls, runs, errors = time.process_time(), 0, 0, [0.0]
+        start, calls, runs, errors = time.process_time(), 0, 0, list[float]()
         try:
             recording = read_recording("recorded.pt")
             calls, runs = len(recording.runs[0].calls), len(recording.runs)
