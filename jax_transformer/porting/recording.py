@@ -182,7 +182,12 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """The runs of one program, each with other ids and lengths, and its id of padding."""
+    """What a program executed.
+
+    Attributes:
+        runs: Each with other ids and lengths.
+        pad_id: The id of padding.
+    """
 
     runs: tuple[Run, ...]
     pad_id: int
@@ -194,7 +199,7 @@ def program() -> str:
 
 
 def read_recording(path: str | os.PathLike) -> Recording:
-    """Read the file that the program of `program` wrote.
+    """Read the file at `path` that the program of `program` wrote.
 
     Raises:
         InputError: The file is no recording, or holds an operation that is not allowed.

@@ -51,6 +51,12 @@ def verify(
 
     Args:
         state_dict: Tensors of torch, numpy or jax by name, of the whole model.
+        layout: Name, path or `Layout` of their names.
+        strip_prefixes: Begins of names that are left away.
+        seed: Of the random ids.
+
+    Raises:
+        ConversionError: Tensors are missing, unexpected or of another shape; names each.
     """
     import torch_reference
 
@@ -77,7 +83,12 @@ def verify_recording(
     that count.
 
     Args:
+        params: From the weights of the program, by `config` and `layout`.
+        recording: As `read_recording` returns it.
         tensors: The weights of the program by name.
+
+    Raises:
+        InputError: The tensors are not those of the program.
     """
     probe = Probe(Replay(recording.runs[0], tensors))
     src, tgt = _fresh(probe, config, np.random.default_rng(0), padded=False)
@@ -103,7 +114,17 @@ def record_model(
     tgt: np.ndarray,
     masks: Masks = USUAL_MASKS,
 ) -> Record:
-    """Return what the model in JAX computes of ids [B, S] and [B, T], in the dtype of `params`."""
+    """Return what the model in JAX computes of ids `src` and `tgt`, in the dtype of `params`.
+
+    Args:
+        config: That of the parameters.
+        src: Source ids [B, S]; padding is `config.pad_id`.
+        tgt: Target ids [B, T], which begin with BOS.
+        masks: Which ones hide padding and later targets.
+
+    Raises:
+        InputError: Parameters are missing, or of another shape than those of `config`.
+    """
     double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
     inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
     given = _masks(src, tgt, inside, config, masks)
