@@ -14,6 +14,7 @@ import re
 import resource
 import tempfile
 import time
+from collections.abc import Callable
 
 import torch
 import tyro
@@ -22,7 +23,9 @@ from torch import nn
 from jax_transformer import InputError
 from jax_transformer.porting import program, read_recording, suggest
 from tests.convert.foreign import randomized
-from tests.porting import foreign_models, further_models, public_models
+from tests.porting.foreign_models import MODELS
+from tests.porting.further_models import PAD as FURTHER_PAD
+from tests.porting.further_models import SHAPES
 
 PAD = 11_999  # of the large model, which is also the size of its vocabulary less 1
 HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error")
@@ -30,8 +33,6 @@ HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error"
 
 class Large(nn.Module):
     """Hugging Face's Marian with 6 + 6 layers and one vocabulary, called with ids alone."""
-
-    pad = PAD
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,24 +56,24 @@ class Settings:
     """What is run.
 
     Attributes:
-        models: Names of models, as "zoo.name", that are run; none means all.
+        models: Names of models that are run; none means all.
     """
 
     models: tuple[str, ...] = ()
 
 
-def builders() -> dict[str, type[nn.Module]]:
-    """Return what builds each model, by its name."""
-    zoos = {"foreign": foreign_models.MODELS, "public": public_models.SHAPES}
-    zoos |= {"further": further_models.SHAPES}
-    found = {f"{zoo}.{name}": row.build for zoo, rows in zoos.items() for name, row in rows.items()}
-    return found | {"large": Large}
+def models() -> dict[str, tuple[Callable[[], nn.Module], int]]:
+    """Return what builds each model, and its id of padding, by its name."""
+    found = {name: (row.build, row.expected["pad_id"]) for name, row in MODELS.items()}
+    found |= {name: (row.build, FURTHER_PAD) for name, row in SHAPES.items()}
+    del found["features"]  # takes no ids, so that a user changes more than `call`
+    return found | {"large": (Large, PAD)}
 
 
 def main(settings: Settings) -> None:
     """Print a row for each model, with seconds of the processor."""
     print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|")
-    for name in settings.models or builders():
+    for name in settings.models or models():
         if name == "large":
             process = multiprocessing.get_context("spawn").Process(target=row, args=(name,))
             process.start()
@@ -84,10 +85,8 @@ def main(settings: Settings) -> None:
 def row(name: str) -> None:
     """Record and read one model; print its row."""
     torch.set_num_threads(1)
-    module = randomized(builders()[name]()).eval()
-    pad_id = getattr(module, "pad", 0)
-    if zoo_row := foreign_models.MODELS.get(name.removeprefix("foreign.")):
-        pad_id = zoo_row.pad_id
+    build, pad_id = models()[name]
+    module = randomized(build()).eval()
     tensors = {key: value.numpy().copy() for key, value in module.state_dict().items()}
     tensors.pop("criterion.weight", None)  # --drop of one model
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -110,10 +109,8 @@ def row(name: str) -> None:
     print(f"| {' | '.join([*cells, f'{max(errors):.0e}' if errors else ''])} |", flush=True)
     if name == "large":
         count = sum(parameter.numel() for parameter in module.parameters())
-        print(
-            f"\n{count:,} parameters; {size / 2**20:.0f} MiB are recorded; the process had ", end=""
-        )
-        print(f"{memory:.1f} GiB at most, then {peak():.1f} GiB")
+        print(f"\n{count:,} parameters; {size / 2**20:.0f} MiB are recorded; at most", end=" ")
+        print(f"{memory:.1f} GiB of memory for recording, {peak():.1f} GiB with reading")
 
 
 def peak() -> float:
