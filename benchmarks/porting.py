@@ -24,8 +24,8 @@ from jax_transformer import InputError
 from jax_transformer.porting import program, read_recording, suggest
 from tests.convert.foreign import randomized
 from tests.porting.foreign_models import MODELS
-from tests.porting.further_models import PAD as FURTHER_PAD
-from tests.porting.further_models import SHAPES
+from tests.porting.public_models import PAD as PUBLIC_PAD
+from tests.porting.public_models import SHAPES
 
 PAD = 11_999  # of the large model, which is also the size of its vocabulary less 1
 HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error")
@@ -65,7 +65,7 @@ class Settings:
 def models() -> dict[str, tuple[Callable[[], nn.Module], int]]:
     """Return what builds each model, and its id of padding, by its name."""
     found = {name: (row.build, row.expected["pad_id"]) for name, row in MODELS.items()}
-    found |= {name: (row.build, FURTHER_PAD) for name, row in SHAPES.items()}
+    found |= {name: (row.build, PUBLIC_PAD) for name, row in SHAPES.items()}
     del found["features"]  # takes no ids, so that a user changes more than `call`
     return found | {"large": (Large, PAD)}
 
