@@ -1,32 +1,38 @@
-"""How much of an unknown model is found, and in what time: python -m benchmarks.porting.
+"""What is read of unknown programs, and in what time: python -m benchmarks.porting.
 
-The models are those of the tests: written with names, orders and choices of their own. Each is
-recorded by the code that `suggest` prints, and searched with the outputs of its modules, and with
-its logits alone. The last one has the size of opus-mt. Needs the extra test.
+The models are those of the tests, written with names, orders and choices of their own. Each is
+recorded by the program that `suggest` prints. The last one has some 50 million parameters, and a
+process of its own. Needs the extra test.
 """
 
+import contextlib
 import dataclasses
+import io
+import multiprocessing
+import os
+import re
+import resource
+import tempfile
 import time
+from collections.abc import Callable
 
-import numpy as np
 import torch
 import tyro
 from torch import nn
 
-from jax_transformer import InputError, convert
-from jax_transformer.porting.compare import compare_record
-from jax_transformer.porting.record import Record
-from jax_transformer.porting.suggest import Suggestion, suggest
+from jax_transformer import InputError
+from jax_transformer.porting import program, read_recording, suggest
 from tests.convert.foreign import randomized
-from tests.porting.foreign_models import MODELS, OUTSIDE
-from tests.porting.renamed import KINDS, renamed, run_snippet
-from tests.porting.renamed import recorded as model_record
+from tests.porting.foreign_models import MODELS
+from tests.porting.public_models import PAD as PUBLIC_PAD
+from tests.porting.public_models import SHAPES
 
-LARGE = "opus-mt's size"
+PAD = 11_999  # of the large model, which is also the size of its vocabulary less 1
+HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error")
 
 
-class Marian(nn.Module):
-    """Hugging Face's Marian in the size of opus-mt, called with ids alone."""
+class Large(nn.Module):
+    """Hugging Face's Marian with 6 + 6 layers and one vocabulary, called with ids alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,20 +41,12 @@ class Marian(nn.Module):
         sizes = {f"{side}_layers": 6 for side in ("encoder", "decoder")}
         sizes |= {f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")}
         sizes |= {f"{side}_attention_heads": 8 for side in ("encoder", "decoder")}
-        config = MarianConfig(
-            vocab_size=58101,
-            d_model=512,
-            activation_function="swish",
-            pad_token_id=58100,
-            eos_token_id=0,
-            decoder_start_token_id=58100,
-            **sizes,
-        )
-        self.marian = MarianMTModel(config)
+        ids = {"vocab_size": PAD + 1, "pad_token_id": PAD, "decoder_start_token_id": PAD}
+        self.marian = MarianMTModel(MarianConfig(d_model=512, eos_token_id=0, **ids, **sizes))
 
     def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
-        """Return the logits [B, T, V] of ids [B, S] and [B, T]; 58100 is padding."""
-        seen = (src != 58100).long()
+        """Return the logits [B, T, V] of ids [B, S] and [B, T]."""
+        seen = (src != PAD).long()
         options = {"decoder_input_ids": tgt, "use_cache": False}
         return self.marian(input_ids=src, attention_mask=seen, **options).logits
 
@@ -58,97 +56,66 @@ class Settings:
     """What is run.
 
     Attributes:
-        models: Names of models; none means the twelve, the outside ones and the large one.
-        names: Instead, the twelve with every name replaced: by random words, by words of other
-            languages, by names of other parts; with the outputs of their modules, and, with random
-            words, by their logits alone.
-        logits_alone: Whether the search without the outputs of modules is run too.
-        minutes: The longest search.
+        models: Names of models that are run; none means all.
     """
 
     models: tuple[str, ...] = ()
-    names: bool = False
-    logits_alone: bool = True
-    minutes: float = 30.0
+
+
+def models() -> dict[str, tuple[Callable[[], nn.Module], int]]:
+    """Return what builds each model, and its id of padding, by its name."""
+    found = {name: (row.build, row.expected["pad_id"]) for name, row in MODELS.items()}
+    found |= {name: (row.build, PUBLIC_PAD) for name, row in SHAPES.items()}
+    del found["features"]  # takes no ids, so that a user changes more than `call`
+    return found | {"large": (Large, PAD)}
 
 
 def main(settings: Settings) -> None:
-    """Print a row for each model."""
-    if settings.names:
-        names(settings)
-        return
-    print("| model | tensors | certain, likely, open | passes, seconds | logits | logits alone |")
-    print("|---|---|---|---|---|---|")
-    for name in settings.models or (*MODELS, *OUTSIDE, LARGE):
-        tensors, record = recorded(name)
-        try:
-            shares = suggest(tensors).shares.values()
-            found, cost = search(tensors, record, settings)
-        except InputError as error:
-            print(f"| {name} | {len(tensors)} | {error} | | | |", flush=True)
-            continue
-        share = ", ".join(f"{100 * part:.0f}" for part in shares)
-        row = [name, str(len(tensors)), f"{share} %", cost]
-        row.append(f"{logits_error(tensors, found, record):.0e}" if found.fits else miss(found))
-        if settings.logits_alone and found.fits:
-            row.append(search(tensors, without_blocks(record), settings)[1])
-        print(f"| {' | '.join(row)} |", flush=True)
+    """Print a row for each model, with seconds of the processor."""
+    print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|")
+    for name in settings.models or models():
+        if name == "large":
+            process = multiprocessing.get_context("spawn").Process(target=row, args=(name,))
+            process.start()
+            process.join()
+        else:
+            row(name)
 
 
-def names(settings: Settings) -> None:
-    """Print a row for each model: the effort with its names replaced in three ways."""
-    alone = ["random, logits alone"] if settings.logits_alone else []
-    print(f"| model | {' | '.join([*KINDS, *alone])} |")
-    print("|---" * (1 + len(KINDS) + len(alone)) + "|")
-    for name in settings.models or MODELS:
-        row = [name]
-        for column in (*KINDS, *alone):
-            tensors, record = renamed(name, column.partition(",")[0])
-            record = without_blocks(record) if column in alone else record
-            try:
-                row.append(search(tensors, record, settings)[1])
-            except InputError:
-                row.append("refused")
-        print(f"| {' | '.join(row)} |", flush=True)
-
-
-def without_blocks(record: Record) -> Record:
-    """Return a record of the logits alone."""
-    batches = tuple(batch._replace(blocks={}) for batch in record.batches)
-    return Record(batches, record.pad_id)
-
-
-def recorded(name: str) -> tuple[dict[str, np.ndarray], Record]:
-    """Return a model's weights, and what the printed code records of it."""
-    if name != LARGE:
-        return model_record(name)
-    module = randomized(Marian()).eval()
+def row(name: str) -> None:
+    """Record and read one model; print its row."""
+    torch.set_num_threads(1)
+    build, pad_id = models()[name]
+    module = randomized(build()).eval()
     tensors = {key: value.numpy().copy() for key, value in module.state_dict().items()}
-    return tensors, run_snippet(module, 58100, 58101, 58101)
+    tensors.pop("criterion.weight", None)  # --drop of one model
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        start = time.process_time()
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(re.sub("(?m)^PAD = .*", f"PAD = {pad_id}", program()), {"model": module})
+        seconds = [time.process_time() - start]
+        memory, size = peak(), os.path.getsize("recorded.pt")
+        start, calls, runs, errors = time.process_time(), 0, 0, list[float]()
+        try:
+            recording = read_recording("recorded.pt")
+            calls, runs = len(recording.runs[0].calls), len(recording.runs)
+            found = suggest(tensors, recording)
+            errors, refused = [*found.errors.values()], found.refused
+        except InputError as error:
+            refused = (str(error),)
+        seconds.append(time.process_time() - start)
+    cells = [name, f"{calls:,}", str(runs), *(f"{each:.1f} s" for each in seconds)]
+    cells += [refused[0].partition(": ")[0] if refused else "found"]
+    print(f"| {' | '.join([*cells, f'{max(errors):.0e}' if errors else ''])} |", flush=True)
+    if name == "large":
+        count = sum(parameter.numel() for parameter in module.parameters())
+        print(f"\n{count:,} parameters; {size / 2**20:.0f} MiB are recorded; at most", end=" ")
+        print(f"{memory:.1f} GiB of memory for recording, {peak():.1f} GiB with reading")
 
 
-def search(
-    tensors: dict[str, np.ndarray], record: Record, settings: Settings
-) -> tuple[Suggestion, str]:
-    """Return what is found, and its passes and seconds of the processor."""
-    before = time.process_time()
-    suggestion = suggest(tensors, record, minutes=settings.minutes)
-    seconds = time.process_time() - before
-    outcome = "" if suggestion.fits else ", not found"
-    return suggestion, f"{suggestion.finding.passes:,}, {seconds:.1f} s{outcome}"
-
-
-def logits_error(tensors: dict[str, np.ndarray], suggestion: Suggestion, record: Record) -> float:
-    """Return how far the logits in JAX are from the program's."""
-    config, layout = suggestion.config, suggestion.layout
-    params = convert.from_torch(tensors, config, layout)
-    return compare_record(params, config, layout, record).blocks[-1].error
-
-
-def miss(suggestion: Suggestion) -> str:
-    """Return what no config has, or where nothing fits."""
-    starts = ("your program", "nothing fits", "near, not equal")
-    return next(line for line in str(suggestion).splitlines() if line.startswith(starts))
+def peak() -> float:
+    """Return the most memory that the process has had, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 if __name__ == "__main__":

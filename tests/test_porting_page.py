@@ -8,47 +8,68 @@ from pathlib import Path
 import pytest
 
 from jax_transformer.commands import main as cli
+from jax_transformer.porting import program as recorder
 
 PAGE = (Path(__file__).parents[1] / "docs" / "porting.md").read_text("utf-8")
 
 
-def run_python(code, folder):
+def run_python(folder, *names):
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, *names], cwd=folder, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
+
+
+def blocks(kind):
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def changed(program):
+    """Return the program of the page with the activation of its example of a refusal."""
+    return program.replace("functional.gelu", "functional.elu")
 
 
 @pytest.mark.exhaustive
 def test_the_page_is_executed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```(python|bash)\n(.*?)```", PAGE, re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["python", *["bash"] * 3, *["python"] * 2]
-    program, *commands = (code for _, code in blocks[:4])
+    program, *others = blocks("python")
+    described, read, verified = (command.split()[1:] for command in blocks("bash"))
     (tmp_path / "program.py").write_text(program, "utf-8")
-    run_python(program, tmp_path)
+    run_python(tmp_path, "program.py")
 
-    printed = []
-    for command in commands:
-        if "--against" in command and not (tmp_path / "recorded.safetensors").exists():
-            code = printed[0][printed[0].index("# Paste this") :]
-            run_python(f"{program}\n{code}", tmp_path)
-        (words,) = (line.split() for line in command.splitlines())
-        assert words[0] == "jax-transformer"
-        cli.main(words[1:])
-        printed.append(capsys.readouterr().out)
-    assert "open    writers.{i}.mix.0.weight" in printed[0]
-    assert "  open: norm_placement: pre\n      or post" in printed[0]
-    assert "the model follows the record within" in printed[1]
-    assert "self_attention/{key,query,value}/kernel" in printed[1]  # the order of the program
-    assert "100% certain" in printed[1]
-    assert printed[2].splitlines()[-2].startswith("agrees with your program")
+    cli.main(described)
+    printed = capsys.readouterr().out
+    assert all(line in printed for line in ("writers.{i}.mix.{i}.weight", "66 tensors with 46,720"))
+    pasted = printed[printed.index("# Paste this") :]
+    (tmp_path / "pasted.py").write_text(f"{program}\n{pasted}", "utf-8")
+    run_python(tmp_path, "pasted.py")
+
+    cli.main(read)
+    told = capsys.readouterr().out.splitlines()
+    shown = {line for text in blocks("text") for line in text.splitlines()}
+    assert len(shown.intersection(told)) >= 5  # config, note and the layout
+    assert sum(line.startswith("logits in JAX: ") for line in told) >= 4
+
+    cli.main(verified)
+    assert "\na agrees with b\n" in capsys.readouterr().out
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
-    run_python("\n".join(code for _, code in blocks[4:]), tmp_path)
+    (tmp_path / "train.py").write_text("\n".join(others), "utf-8")
+    run_python(tmp_path, "train.py")
 
 
-def test_pictures_and_links_exist():
+@pytest.mark.exhaustive
+def test_what_it_shows_of_a_refusal_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    program = changed(blocks("python")[0])
+    (tmp_path / "program.py").write_text(f"{program}\n{recorder()}", "utf-8")
+    run_python(tmp_path, "program.py")
+    with pytest.raises(SystemExit):
+        cli.main(["suggest", "mine.pt", "--against", "recorded.pt"])
+    assert capsys.readouterr().out in blocks("text")
+
+
+def test_links_exist():
     for link in re.findall(r"\]\((\w+\.\w+)\)", PAGE):
         assert (Path(__file__).parents[1] / "docs" / link).exists(), link
 

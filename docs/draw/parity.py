@@ -4,33 +4,40 @@ import re
 
 import jax
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from docs.draw.style import FAINT, INK, JAX, TORCH, save
-from jax_transformer import porting
+from jax_transformer import parity, porting
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import BOUNDS
 from tests.parity.measure import make_pair
 
 PRESET = "vaswani2017"
+PARTS = re.compile(r"[.#]|residual|projection|dropout")  # of blocks, which are not drawn
 SMALLEST = 1e-17  # where an error of 0 is drawn: a logarithm has no place for it
 
 
 def errors(dtype: str) -> dict[str, float]:
-    """Return the largest error of each kind of block, max|a - b| / max(1, max|b|)."""
+    """Return the largest error of each kind of block, max|a - b| / max|b|."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         config, params, module = make_pair(small_config(PRESET), dtype)
         src, tgt = random_tokens(config, dtype=dtype)
-        found = porting.compare(module.eval(), params, config, "reference", src, tgt)
+        theirs = parity.record(
+            module.eval(),
+            lambda model: {"logits": model(torch.from_numpy(src), torch.from_numpy(tgt))},
+        )
+    found = parity.compare(porting.record_model(params, config, src, tgt), theirs)
     worst: dict[str, float] = {}
-    for block in found.blocks:
-        kind = re.sub(r"\.layers\.\d+$", " layer", block.name)
+    for pair in found.blocks:
+        kind = re.sub(r"\.layers\.\d+$", " layer", pair.b or "")
         kind = (
             re.sub(r"\.layers\.\d+\.", " ", kind)
             .replace("_residual.norm", " norm")
             .replace("_", " ")
         )
-        worst[kind] = max(float(block.error), worst.get(kind, 0.0))
+        if kind and not PARTS.search(kind) and pair.error is not None:
+            worst[kind] = max(pair.error, worst.get(kind, 0.0))
     return worst
 
 

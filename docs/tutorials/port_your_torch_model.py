@@ -77,16 +77,26 @@ assert error < 1e-5
 #
 # ## What a wrong config looks like
 #
-# A wrong field may convert without an error and compute other numbers. `porting.compare` runs
-# both models, names the first block that differs, and what would explain it:
+# A wrong field may convert without an error and compute other numbers. `parity.compare` takes what
+# the parts of both models computed on the same ids, and names the first block that differs. Here
+# it is the feed-forward network of the first layer; its table has all blocks, and their errors:
 
 # %%
 import dataclasses
 
-from jax_transformer import porting
+from jax_transformer import parity, porting
+
+
+def call(module):
+    return {"logits": module(torch.from_numpy(src), torch.from_numpy(tgt))}
+
+
+theirs = parity.record(mine, call)
+assert parity.compare(porting.record_model(params, config, src, tgt), theirs).agrees
 
 wrong = dataclasses.replace(config, activation="relu")
-print(porting.compare(mine, params, wrong, layout, src, tgt))
+comparison = parity.compare(porting.record_model(params, wrong, src, tgt), theirs)
+print("\n".join(comparison.remarks()))
 
 # %% [markdown]
 # ## Trained in JAX, handed back

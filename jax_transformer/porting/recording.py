@@ -67,6 +67,8 @@ def record_all(path="recorded.pt"):
             continue
         tensors |= {f"{count}.{name}": tensor for name, tensor in run.items()}
         count += 1
+    if not count:
+        raise RuntimeError("the model refused every run: change call or LENGTHS")
     torch.save(tensors, path)
     print(f"{path}: {count} runs")
 
@@ -199,7 +201,7 @@ def program() -> str:
 
 
 def read_recording(path: str | os.PathLike) -> Recording:
-    """Read the file that the program of `program` wrote.
+    """Read the file at `path` that the program of `program` wrote.
 
     Raises:
         InputError: The file is no recording, or holds an operation that is not allowed.

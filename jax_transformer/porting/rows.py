@@ -128,7 +128,7 @@ def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig)
 
 
 def _operations(shape: tuple[int, ...]) -> Iterator[Operation]:
-    yield from (transpose, identity)
+    yield from (transpose, identity) if len(shape) > 1 else (identity,)
     for place, flipped in itertools.product(range(len(shape)), (True, False)):
         yield Operation(flipped, (*shape[:place], -1, *shape[place + 1 :]))
 

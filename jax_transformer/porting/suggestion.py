@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
@@ -28,6 +29,7 @@ from jax_transformer.storage.weights.trained import plain_names
 
 USUAL_DISTANCE = 128  # of relative positions, where runs cannot tell
 USUAL_LENGTH = 512  # of texts, where no table bounds it
+MOST_ROUNDINGS = 1e5  # between a program's own precision and float64
 MOST_LISTED = 4096  # numbers of a tensor that is not read and comes home as it was
 # A projection without a bias beside others that have one has a bias of zeros.
 EITHER = ("qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
@@ -95,6 +97,8 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
     probes = [Probe(Replay(run, shared)) for run in recording.runs]
     longest = max(probes, key=lambda probe: probe.run.tgt.size)
     found = read_run(probes[0], longest, recording.pad_id)
+    for probe in probes:
+        _check_replay(probe, found)
     windows: dict[str, Any] = {}
     try:
         windows = {} if found.refusals else _window_fields(found)
@@ -140,6 +144,19 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
             "distances that reaches farther was not"
         )
     return Suggestion(config, layout, tuple(refused), tuple(notes), errors, other_masks)
+
+
+def _check_replay(probe: Probe, found: Findings) -> None:
+    """Refuse a recording whose operations do not give what the program returned."""
+    run = probe.run
+    logits, replayed = run.logits.astype(np.float64), probe.replay.value(run.output)
+    rows = np.isfinite(logits).all(-1) & np.isfinite(replayed).all(-1)
+    error = np.abs(replayed - logits)[rows].max(initial=0) / np.abs(logits[rows]).max(initial=1)
+    if error > MOST_ROUNDINGS * float(ml_dtypes.finfo(run.logits.dtype).eps):
+        text = f"the recorded operations give logits that are {error:.0e} from what the program"
+        found.refuse(
+            Unread(f"{text} returned: something outside of torch computes", run.calls[-1:])
+        )
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

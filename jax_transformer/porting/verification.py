@@ -17,6 +17,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, to_torch
 from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
+from jax_transformer.model.layers import Dropout
 from jax_transformer.model.transformer import Transformer, decode, encode
 from jax_transformer.parity import Block, Comparison, Record, compare, record
 from jax_transformer.parity.observe import observed
@@ -51,9 +52,12 @@ def verify(
 
     Args:
         state_dict: Tensors of torch, numpy or jax by name, of the whole model.
+        layout: Name, path or `Layout` of their names.
+        strip_prefixes: Begins of names that are left away.
+        seed: Of the random ids.
 
     Raises:
-        ConversionError: The tensors are not those of the layout and the config.
+        ConversionError: Tensors are missing, unexpected or of another shape; names each.
     """
     import torch_reference
 
@@ -80,11 +84,12 @@ def verify_recording(
     that count.
 
     Args:
+        params: From the weights of the program, by `config` and `layout`.
+        recording: As `read_recording` returns it.
         tensors: The weights of the program by name.
 
     Raises:
-        InputError: They are not those of the recording, or the recorded program has no tables of
-            tokens.
+        InputError: The tensors are not those of the program, or it looks no ids up.
     """
     probe = Probe(Replay(recording.runs[0], tensors))
     src, tgt = _fresh(probe, config, np.random.default_rng(0), padded=False)
@@ -110,13 +115,16 @@ def record_model(
     tgt: np.ndarray,
     masks: Masks = USUAL_MASKS,
 ) -> Record:
-    """Return what the model in JAX computes of ids [B, S] and [B, T], in the dtype of `params`.
+    """Return what the model in JAX computes of ids `src` and `tgt`, in the dtype of `params`.
 
     Args:
-        masks: What is hidden of the padding and of later targets.
+        config: That of the parameters.
+        src: Source ids [B, S]; padding is `config.pad_id`.
+        tgt: Target ids [B, T], which begin with BOS.
+        masks: Which ones hide padding and later targets.
 
     Raises:
-        InputError: The parameters or the ids are not those of the config.
+        InputError: Parameters are missing, or of another shape than those of `config`.
     """
     double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
     inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
@@ -130,6 +138,8 @@ def record_model(
             arrays = [
                 [x for x in jax.tree.leaves(y) if hasattr(x, "dtype")] for y in (output, inputs)
             ]
+            if isinstance(part, Dropout) and not name.endswith("attention.dropout"):
+                return output  # nothing is dropped; that of an attention has its weights
             name = f"{name}#2" if name in found else name  # a table of both sides
             kinds[name] = type(part).__name__
             found[name] = arrays[0], arrays[1], dict(own)
