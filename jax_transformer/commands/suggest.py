@@ -9,7 +9,7 @@ from jax_transformer.convert import write_layout
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.recording import program, read_recording
 from jax_transformer.porting.shapes import described
-from jax_transformer.porting.suggest import suggest as read_program
+from jax_transformer.porting.suggestion import suggest as read_program
 from jax_transformer.storage import weights as files
 
 RECORDED = "recorded.pt"  # written by the program that is printed
@@ -67,5 +67,11 @@ def suggest(arguments: Arguments) -> None:
         more = "; --other-masks writes it" if found.only_masks else ""
         print(f"{output} is not written{more}")
         sys.exit(1)
-    write_layout(output, found.layout, found.config, overwrite=arguments.overwrite)
+    write_layout(
+        output,
+        found.layout,
+        found.config,
+        overwrite=arguments.overwrite,
+        comment="\n".join(found.refused),
+    )
     print(f"{output} written; no weights tell bos_id and eos_id: set them there")

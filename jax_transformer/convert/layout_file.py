@@ -142,6 +142,7 @@ def write_layout(
     config: TransformerConfig | None = None,
     *,
     overwrite: bool = False,
+    comment: str = "",
 ) -> None:
     """Write a layout to a file that `read_layout` reads.
 
@@ -150,6 +151,7 @@ def write_layout(
         layout: What is written.
         config: A config that is written beside it; None writes none.
         overwrite: Whether an existing file is replaced.
+        comment: Lines that stand at its beginning.
 
     Raises:
         InputError: The file exists, its folder does not, or TOML cannot hold a part of the layout,
@@ -165,7 +167,8 @@ def write_layout(
         text = tomli_w.dumps(msgspec.to_builtins(_file_of(layout, config)))
         if _parse(text) != LayoutFile(layout, config):
             raise InputError("it would not come back as it is written")
-        content = text.encode()
+        remarks = "".join(f"# {one_line(line, 400)}\n" for line in comment.splitlines())
+        content = (remarks + text).encode()
     except (TypeError, ValueError) as error:
         raise WeightFileError(f"{path} cannot hold this layout: {error}") from error
     replace_file(path, content)

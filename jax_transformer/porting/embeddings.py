@@ -33,13 +33,11 @@ class LookUp(NamedTuple):
         call: The look-up.
         ids: Those that it reads [B, L]; they may be padded.
         first: The id that the program puts before those that it was given; None if it puts none.
-        table: The elements of its table [V, D].
     """
 
     call: Call
     ids: np.ndarray
     first: int | None
-    table: Elements
 
     @property
     def root(self) -> int:
@@ -65,37 +63,50 @@ def find_look_up(probe: Probe, key: int, name: str, pad_id: int) -> LookUp:
 
 
 def _look_up(probe: Probe, call: Call, ids: np.ndarray, pad_id: int) -> LookUp | None:
-    keys = probe.weights([], call.reads[0])
     index = probe.replay.value(call.reads[1])
-    if not keys or index.ndim != 2 or index.dtype.kind not in "iu":
+    if not probe.weights([], call.reads[0]) or index.ndim != 2 or index.dtype.kind not in "iu":
         return None
-    codes = probe.replay.value(call.reads[0], probe.codes(keys))
-    table = probe.elements(codes, keys) if codes.ndim == 2 else None
     index = index if len(index) == len(ids) else index.T
     more = index.shape[1] - ids.shape[1]
-    if table is None or len(index) != len(ids) or more < 0:
+    if len(index) != len(ids) or more < 0:
         return None
     if np.array_equal(index, np.pad(ids, ((0, 0), (0, more)), constant_values=pad_id)):
-        return LookUp(call, index, None, table)
+        return LookUp(call, index, None)
     first = index[:, 0]
     shifted = not more and (first == first[0]).all() and np.array_equal(index[:, 1:], ids[:, :-1])
-    return LookUp(call, index, int(first[0]), table) if shifted else None
+    return LookUp(call, index, int(first[0])) if shifted else None
 
 
-def read_tables(found: Findings, source: LookUp, target: LookUp) -> None:
-    """Read the sizes of both tables, and whether they are one."""
-    shared = np.array_equal(source.table, target.table)
+def table_of(probe: Probe, look_up: LookUp) -> Elements:
+    """Return the elements of the table [V, D] of a look-up; raise `Unread` if it is computed."""
+    table = look_up.call.reads[0]
+    keys = probe.weights([], table)
+    codes = probe.replay.value(table, probe.codes(keys))
+    elements = probe.elements(codes, keys) if codes.ndim == 2 else None
+    if elements is None:
+        raise Unread("the table of the tokens is computed of weights", [look_up.call])
+    return elements
+
+
+def read_tables(
+    found: Findings, probe: Probe, source: LookUp, target: LookUp
+) -> tuple[Elements, Elements]:
+    """Return the elements of both tables; notes their sizes, and whether they are one."""
+    tables = table_of(probe, source), table_of(probe, target)
+    shared = np.array_equal(tables[0], tables[1])
     found.say("token_embeddings", "shared" if shared else "separate", target.call)
-    for stack, name, look_up in (("encoder", "source", source), ("decoder", "target", target)):
-        found.say(f"{stack} d_model", look_up.table.shape[1], look_up.call)
-        found.say(f"{'src' if name == 'source' else 'tgt'}_vocab_size", len(look_up.table), name)
-        found.place(f"{'token' if shared else name}_embedding/embedding", look_up.table)
+    for table, names in zip(tables, (("encoder", "source"), ("decoder", "target")), strict=True):
+        stack, name = names
+        found.say(f"{stack} d_model", table.shape[1], name)
+        found.say("src_vocab_size" if name == "source" else "tgt_vocab_size", len(table), name)
+        found.place(f"{'token' if shared else name}_embedding/embedding", table)
     if target.first is not None:
         found.first_id = target.first
         found.notes.append(
             f"the program itself puts the id {target.first} before the targets, which the model in "
             f"JAX must be given so: {target.call}"
         )
+    return tables
 
 
 def read_embedding(
@@ -176,8 +187,8 @@ def _positions(
     codes = rows(probe.codes(keys))[0] if keys else None
     elements = None if codes is None else probe.elements(codes, keys)
     if elements is None:
-        kept = [probe.leaves[key].names[0] for key in keys]
-        more = f", of {' and '.join(kept)}: a third table" if len(kept) > 1 else ""
+        kept = " and ".join(probe.leaves[key].names[0] for key in keys)
+        more = f", or a third table, made of {kept}" if keys else ""
         text = (
             f"positions that no config computes are added to the {side} embeddings"
             f"{_unusual(first)}{more}; with positions='learned', tables can hold what is added"
@@ -246,7 +257,10 @@ def exact_tables(probe: Probe, kind: str, width: int) -> dict[int, np.ndarray]:
     found = {}
     for key, array in arrays.items():
         if array.size % width == 0 and array.size > width:
-            rows = array.reshape(-1, width).astype(np.float64)
+            rows = array.reshape(-1, width)
+            begin = sinusoidal_positions(3, width, kind)[1:]
+            if np.abs(begin - rows[1:3])[rows[1:3].any(1)].max(initial=0) > TABLE_ROUNDING:
+                continue
             exact = np.where(rows.any(1)[:, None], sinusoidal_positions(*rows.shape, kind), 0)
             if np.abs(exact - rows).max() < TABLE_ROUNDING:
                 found[key] = exact.reshape(array.shape)

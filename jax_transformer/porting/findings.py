@@ -12,7 +12,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.probe import Elements, Norm
 from jax_transformer.porting.recording import Call
-from jax_transformer.porting.sublayers import Rotary
+from jax_transformer.porting.sublayers import Attention, Rotary
 
 MOST_CALLS, MOST_PATHS = 3, 6  # that a refusal names
 Window = tuple[int | None, int | None]  # earlier and later positions that are seen; None is all
@@ -26,6 +26,8 @@ class Findings:
         values: Of a field, or of a field and a stack as "encoder d_ff": the places of each value.
         elements: Of each parameter, by its path.
         refusals: What no config has, and where.
+        only_masks: Whether these are masks alone.
+        attentions: The first attention of each kind, by "encoder" or "decoder" and its kind.
         notes: What is told beside the result.
         windows: Of the self-attentions of a stack, in order; so `rotary`.
         window_calls: The operations that make windows.
@@ -39,6 +41,8 @@ class Findings:
     values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
     elements: dict[str, Elements] = dataclasses.field(default_factory=dict)
     refusals: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    only_masks: bool = True
+    attentions: dict[tuple[str, str], Attention] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     windows: dict[str, list[Window]] = dataclasses.field(default_factory=lambda: defaultdict(list))
     rotary: dict[str, list[Rotary | None]] = dataclasses.field(
@@ -64,16 +68,21 @@ class Findings:
 
     def norm(self, path: str, norm: Norm) -> None:
         """Note a norm."""
-        self.say("norm", norm.kind, path)
-        self.say("norm_epsilon", norm.epsilon, path)
-        self.say("norm_bias", norm.bias is not None, path)
+        self.say("norm", norm.kind, norm.call)
+        self.say("norm_epsilon", norm.epsilon, norm.call)
+        self.say("norm_bias", norm.bias is not None, norm.call)
         if norm.scale is None:
-            self.refuse(Unread(f"the norm {path} has no weight to multiply with"))
+            self.refuse(Unread("a norm has no weight to multiply with", [norm.call]))
         self.place(f"{path}/scale", norm.scale)
         self.place(f"{path}/bias", norm.bias)
 
-    def refuse(self, error: Unread) -> None:
-        """Note what no config has: what several places do is one refusal."""
+    def refuse(self, error: Unread, *, masks: bool = False) -> None:
+        """Note what no config has: what several places do is one refusal.
+
+        Args:
+            masks: Whether it is only which keys are hidden.
+        """
+        self.only_masks &= masks
         operations = [f"{call.name} ({call.line})" for call in error.calls]
         key = error.message, *list(dict.fromkeys(operations))[:MOST_CALLS]
         paths = self.refusals.setdefault(key, [])

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_transformer.porting.graph import Graph
-from jax_transformer.porting.recording import Leaf
+from jax_transformer.porting.recording import Call, Leaf
 from jax_transformer.porting.replay import Replay
 
 CLOSE = 1e-8  # of numbers of a size near 1 in float64
 SCALES = tuple(10.0**-power for power in range(1, 8))
+POOL = 1_000_003  # random numbers, of which weights are drawn
 MOST_UNITS = 4096  # inputs of a kernel that are read one by one
-Elements = np.ndarray  # numbers of elements of the weights, int64
+Elements = np.ndarray  # numbers of elements of the weights
 
 
 class Point(NamedTuple):
@@ -49,13 +50,19 @@ class Affine(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A norm of the last axis: a kind of the config, its epsilon, elements of its weights."""
+    """A norm of the last axis: a kind of the config, its epsilon, elements of its weights.
+
+    Attributes:
+        factor: What it is multiplied by beside its scale.
+        call: Its last operation.
+    """
 
     kind: str
     epsilon: float
     scale: Elements | None
     bias: Elements | None
     factor: float
+    call: Call
 
 
 class Probe:
@@ -71,7 +78,9 @@ class Probe:
             if replay.own[leaf.key].is_floating_point():
                 self.leaves[leaf.key], self.first[leaf.key] = leaf, self.size
                 self.size += math.prod(leaf.shape)
+        self.kind = np.int32 if self.size < 2**31 else np.int64
         self.random = np.random.default_rng(0)
+        self.pool = self.random.uniform(1, 2, POOL)
 
     def weights(self, starts: Iterable[int], end: int) -> list[int]:
         """Return the keys of the weights that a slice reads."""
@@ -98,11 +107,15 @@ class Probe:
             return None
         which = np.searchsorted(ends, places, "right")
         moved = np.array([self.first[key] for key in keys]) - np.concatenate([[0], ends[:-1]])
-        return places + moved[which]
+        return (places + moved[which]).astype(self.kind)
 
     def drawn(self, keys: Iterable[int]) -> dict[int, np.ndarray]:
-        """Return random weights between 1 and 2."""
-        return {key: self.random.uniform(1, 2, self.leaves[key].shape) for key in keys}
+        """Return random weights between 1 and 2, pieces of one long list of numbers."""
+        begins = {key: self.random.integers(POOL // 2) for key in keys}
+        return {
+            key: np.resize(self.pool[begin:], self.leaves[key].shape)
+            for key, begin in begins.items()
+        }
 
     def same(self, keys: Iterable[int], number: float) -> dict[int, np.ndarray]:
         """Return weights that are all one number."""
@@ -192,7 +205,7 @@ class Probe:
         first, second = row(0), row(min(1, size - 1))
         if first is None or second is None:
             return None
-        kernel = first + np.arange(size)[:, None] * (second - first)
+        kernel = first + np.arange(size, dtype=self.kind)[:, None] * (second - first)
         if not self._multiplies(starts, end, keys, kernel, factor):
             rows = [row(unit) for unit in range(size)] if size <= MOST_UNITS else [None]
             if any(each is None for each in rows):
@@ -267,7 +280,7 @@ class Probe:
 
         zeros, ones = self.same(keys, 0.0), self.same(keys, 1.0)
         without, odd = output(zeros, 1.0)[0], output(ones, 1.0)[0]
-        centred = bool(np.abs(without).max(initial=0) > CLOSE)  # the factor is 1 + scale
+        from_one = bool(np.abs(without).max(initial=0) > CLOSE)  # times 1 + scale, or no scale
         codes, even = output(self.codes(keys), 1.0)
         step = odd - without
         scale = None
@@ -275,18 +288,22 @@ class Probe:
             scale = self.elements((codes - without) / step, keys)
             if scale is None:
                 return None
-        elif not centred:
+        elif not from_one:
             return None
         with_bias = np.abs(even).max() > 1e-3
         bias = self.elements(even, keys) if with_bias else None
         if with_bias and bias is None:
             return None
         found = _kind(x, lambda s: output(ones, s)[0] - output(zeros, s)[0] * (scale is not None))
-        if found is None or not (centred and scale is not None):
-            return None if found is None else Norm(found[0], found[1], scale, bias, found[2])
-        if found[0] != "rms_norm" or np.abs(step / without - 1).max() > CLOSE:
+        if found is None:
             return None
-        return Norm("zero_centered_rms_norm", found[1], scale, bias, found[2])
+        kind, epsilon, factor = found
+        if from_one and scale is not None:
+            if kind != "rms_norm" or np.abs(step / without - 1).max() > CLOSE:
+                return None
+            kind = "zero_centered_rms_norm"
+        call = self.graph.changing([start], [end])[-1]
+        return Norm(kind, epsilon, scale, bias, factor, call)
 
 
 def _kind(x: np.ndarray, normed: Callable[[float], np.ndarray]) -> tuple[str, float, float] | None:

@@ -57,8 +57,8 @@ class Sublayer:
     read: Attention | Network
     before: Norm | None
     behind: Norm | None
-    after: list[Norm]
     memory_norm: Norm | None = None
+    after: Sequence[Norm] = ()
     added: Elements | None = None
 
 
@@ -86,7 +86,7 @@ class _Reader:
         """Read the whole program."""
         source = find_look_up(self.probe, self.run.source, "source", self.pad_id)
         target = find_look_up(self.probe, self.run.target, "target", self.pad_id)
-        read_tables(self.found, source, target)
+        tables = read_tables(self.found, self.probe, source, target)
         self.source_root = source.root
         self.dynamic = self.graph.after([source.root, target.root])
         self.tokens = {"encoder": source.ids != self.pad_id, "decoder": target.ids != self.pad_id}
@@ -95,7 +95,7 @@ class _Reader:
         alone = [cut for cut in cuts if cut not in of_target]
         memory = self._stack("encoder", source, alone, None)
         cuts = self.graph.cuts(target.root, [self.run.output])
-        self._output(self._stack("decoder", target, cuts, memory), target, source)
+        self._output(self._stack("decoder", target, cuts, memory), tables)
 
     def _stack(self, stack: str, look_up: LookUp, cuts: Sequence[int], memory: int | None) -> int:
         """Read a stack; return the value at its end, before a product."""
@@ -153,12 +153,12 @@ class _Reader:
         """
         found, place, last = [], 0, len(cuts) - 1
         while place < last:
+            start = cuts[place]
             for end in range(last, place, -1):
-                slice_ = cuts[place], cuts[end]
-                changes = self.graph.changing(slice_[:1], slice_[1:])
-                if not changes or self.probe.is_identity(*slice_, self.tokens[stack]):
+                changes = self.graph.changing([start], [cuts[end]])
+                if not changes or self.probe.is_identity(start, cuts[end], self.tokens[stack]):
                     break
-                norm = self.probe.norm(*slice_)
+                norm = self.probe.norm(start, cuts[end])
                 if norm is not None and abs(norm.factor - 1) < 1e-6:
                     found.append(norm)
                     break
@@ -206,8 +206,8 @@ class _Reader:
             raise Unread("a sublayer is joined with its input otherwise than by adding", [join])
         sides.sort(key=lambda key: len(self.graph.products([start], [key])))
         if self.graph.products([start], sides[:1]):
-            text = "two sublayers read one input: a config's cross-attention reads the output of "
-            raise Unread(f"{text}the self-attention", [join])
+            text = "two sublayers read one input: a config's cross-attention reads what the "
+            raise Unread(f"{text}self-attention was added to", [join])
         if not self.probe.is_identity(start, sides[0], self.tokens[stack]):
             calls = self.graph.changing([start], sides[:1])
             text = "the input of each sublayer is changed where it is added: no weights can stand "
@@ -219,11 +219,15 @@ class _Reader:
         else:
             begin = self._input(start, sides[1], products)
             read, last = read_network(self.probe, begin, sides[1])
-            norms = (
-                self._norm_between(start, begin, stack),
-                self._norm_between(last, sides[1], stack),
+            found = Sublayer(
+                start=start,
+                end=end,
+                join=join,
+                kind="feed_forward",
+                read=read,
+                before=self._norm_between(start, begin, stack),
+                behind=self._norm_between(last, sides[1], stack),
             )
-            found = Sublayer(start, end, join, "feed_forward", read, *norms, [])
         return dataclasses.replace(found, end=end)
 
     def _input(
@@ -249,10 +253,8 @@ class _Reader:
         operands = [call.operands for call in scores]
         within = {key in of_start for _, key in operands}
         if len(within) > 1 or not all(query in of_start for query, _ in operands):
-            text = (
-                "two attentions are in one addition: a config's cross-attention reads the output "
-            )
-            raise Unread(f"{text}of the self-attention", scores)
+            text = "two attentions are in one addition: a config's cross-attention reads what the "
+            raise Unread(f"{text}self-attention was added to", scores)
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])
@@ -271,7 +273,6 @@ class _Reader:
             read=read,
             before=self._norm_between(start, begin, stack),
             behind=self._norm_between(last, end, stack),
-            after=[],
             memory_norm=memory_norm,
         )
 
@@ -296,8 +297,8 @@ class _Reader:
 
     # Output
 
-    def _output(self, start: int, target: LookUp, source: LookUp) -> None:
-        """Read the last product, and what becomes of the logits."""
+    def _output(self, start: int, tables: tuple[Elements, Elements]) -> None:
+        """Read the last product, and what becomes of the logits; tables are source and target."""
         probe, end = self.probe, self.run.output
         at, affine = probe.first_position(start), []
         if not self.graph.products([start], [end]):
@@ -329,8 +330,8 @@ class _Reader:
                 f"the logits are multiplied by {read.factor:.6g}: multiply the weight and the bias "
             )
             self.found.refuse(Unread(f"{text}of the output projection by it", calls))
-        tied = np.array_equal(read.kernel.T, target.table)
-        if not tied and np.array_equal(read.kernel.T, source.table):
+        tied = np.array_equal(read.kernel.T, tables[1])
+        if not tied and np.array_equal(read.kernel.T, tables[0]):
             self.found.refuse(Unread("the output projection is the source's table", calls))
         self.found.say("output_projection", "tied" if tied else "linear", "the output")
         self.found.say("output_bias", read.bias is not None, "the output")
@@ -383,7 +384,7 @@ class _Reader:
             found.norm(f"{path}_residual/norm", sublayer.before or norms.pop(0))
             if sublayer.behind:
                 found.norm(f"{path}_residual/output_norm", sublayer.behind)
-            found.say(f"{stack} norm_placement", placement, path)
+            found.say(f"{stack} norm_placement", placement, sublayer.join)
             last = sublayer is sublayers[-1]
             if len(norms) > last:
                 found.refuse(Unread("a sublayer has one norm too many", [sublayer.join]))
@@ -412,22 +413,24 @@ class _Reader:
     ) -> None:
         found, heads = self.found, len(read.heads[0])
         width = read.query.kernel.shape[1] // heads
-        found.say(f"{stack} num_heads", heads, path)
-        found.say(f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, path)
-        found.say("d_kv", width, path)
+        found.say(f"{stack} num_heads", heads, read.cores[0].calls[0])
+        found.say(
+            f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, read.cores[0].calls[0]
+        )
+        found.say("d_kv", width, read.cores[0].calls[0])
         for name in ("query", "key"):  # their factors are in the divisor of the scores
             part = getattr(read, name)._replace(factor=1.0, bias_factor=1.0)
             self._product(f"{path}/{name}", part, "qkv_bias", sublayer.join)
         self._product(f"{path}/value", read.value, "qkv_bias", sublayer.join)
         output = self._with_added(read.output, sublayer.added)
         self._product(f"{path}/output", output, "attention_output_bias", sublayer.join)
-        found.say("attention_scale", float(f"{read.divisor**2:.7g}"), path)
-        found.say("attention_softcap", read.softcap, path)
-        found.say("query_key_norm", read.norms is not None, path)
+        found.say("attention_scale", float(f"{read.divisor**2:.7g}"), read.cores[0].calls[0])
+        found.say("attention_softcap", read.softcap, read.cores[0].calls[0])
+        found.say("query_key_norm", read.norms is not None, read.cores[0].calls[0])
         for name, norm in zip(("query", "key"), read.norms or (), strict=False):
             found.norm(f"{path}/{name}_norm", norm)
         if sublayer.kind == "cross_attention":
-            found.say("memory_norm", sublayer.memory_norm is not None, path)
+            found.say("memory_norm", sublayer.memory_norm is not None, sublayer.join)
             if sublayer.memory_norm:
                 found.norm(f"{layer}/memory_norm", sublayer.memory_norm)
             if read.rotary:
@@ -436,16 +439,20 @@ class _Reader:
             found.rotary[stack].append(read.rotary)
         probes = self.probe, self.longest
         both = read, twin(self.run, self.longest.run, read)
+        found.attentions.setdefault((stack, sublayer.kind), read)
         try:
-            read_mask(found, probes, both, stack, sublayer.kind, self.tokens)
             read_bias(found, probes, both, stack, sublayer.kind, layer)
         except Unread as error:
             found.refuse(error)
+        try:
+            read_mask(found, probes, both, stack, sublayer.kind, self.tokens)
+        except Unread as error:
+            found.refuse(error, masks=True)
 
     def _network_fields(self, stack: str, path: str, sublayer: Sublayer, read: Network) -> None:
-        self.found.say(f"{stack} d_ff", read.inner.kernel.shape[1], path)
-        self.found.say("activation", read.activation, path)
-        self.found.say("gated_feed_forward", read.gate is not None, path)
+        self.found.say(f"{stack} d_ff", read.inner.kernel.shape[1], sublayer.join)
+        self.found.say("activation", read.activation, sublayer.join)
+        self.found.say("gated_feed_forward", read.gate is not None, sublayer.join)
         outer = self._with_added(read.outer, sublayer.added)
         for name, part in (("inner", read.inner), ("gate", read.gate), ("outer", outer)):
             if part is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,15 +15,22 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.errors import InputError, one_line, shorten
-from jax_transformer.porting.operations import ALLOWED, OVERWRITE, RANDOM, SELECTING
+from jax_transformer.porting.operations import ALLOWED, MOVES, OVERWRITE, RANDOM, SELECTING
 from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run
+from jax_transformer.storage.weights.arrays import as_torch
 
 
-def check_calls(run: Run) -> None:
+def check_runs(runs: Iterable[Run]) -> None:
     """Refuse an operation that is not allowed, or whose result has another size than recorded.
 
-    The sizes are computed without numbers.
+    The sizes are computed without numbers, once for each operation of the same sizes.
     """
+    known: dict[str, list[Any]] = {}
+    for run in runs:
+        _check_run(run, known)
+
+
+def _check_run(run: Run, known: dict[str, list[Any]]) -> None:
     import torch
 
     made: dict[int, Any] = {leaf.key: torch.empty(leaf.shape, device="meta") for leaf in run.leaves}
@@ -42,14 +50,12 @@ def check_calls(run: Run) -> None:
             raise InputError(f"{call} has a result of more than {MOST_NUMBERS:,} numbers")
         if not sizes:  # a number of Python
             continue
-        try:
-            outputs = _execute(call, made, "meta")
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
-            if call.name not in SELECTING:
-                raise InputError(f"{call} cannot be executed: {one_line(str(error))}") from error
-            kind = torch.int64 if call.name == "nonzero" else made[call.reads[0]].dtype
-            outputs = [torch.empty(shape, dtype=kind, device="meta") for shape in call.shapes]
-        for key, shape, output in zip(call.outputs, call.shapes, outputs, strict=True):
+        given = [(made[key].shape, made[key].dtype) for key in call.reads]
+        literals = re.sub(r"'value': \d+", "", f"{call.arguments} {call.keywords}")
+        signature = f"{call.operation} {given} {literals} {call.shapes}"
+        if signature not in known:
+            known[signature] = _sizes(call, made)
+        for key, shape, output in zip(call.outputs, call.shapes, known[signature], strict=True):
             if key is not None:
                 if tuple(output.shape) != shape:
                     raise InputError(f"{call} has a result {list(output.shape)}, not {list(shape)}")
@@ -58,11 +64,24 @@ def check_calls(run: Run) -> None:
         raise InputError("the recorded output is a value that nothing computed")
 
 
+def _sizes(call: Call, made: Mapping[int, Any]) -> list[Any]:
+    """Return the outputs of an operation without numbers."""
+    import torch
+
+    try:
+        return _execute(call, made, "meta")
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError) as error:
+        if call.name not in SELECTING:
+            raise InputError(f"{call} cannot be executed: {one_line(str(error))}") from error
+        kind = torch.int64 if call.name == "nonzero" else made[call.reads[0]].dtype
+        return [torch.empty(shape, dtype=kind, device="meta") for shape in call.shapes]
+
+
 class Replay:
     """Executes parts of a run in float64, with other numbers in the place of some values."""
 
-    def __init__(self, run: Run, tensors: Mapping[str, np.ndarray]) -> None:
-        """Take the weights by their names in the checkpoint.
+    def __init__(self, run: Run, tensors: Mapping[str, Any]) -> None:
+        """Take the weights, arrays or tensors, by their names in the checkpoint.
 
         Raises:
             InputError: A weight that the program read is missing, or has another shape.
@@ -71,7 +90,7 @@ class Replay:
         self.own = {key: _tensor(array) for key, array in run.constants.items()}
         for leaf in run.leaves:
             name = next((name for name in leaf.names if name in tensors), None)
-            if name is None or tensors[name].shape != leaf.shape:
+            if name is None or tuple(tensors[name].shape) != leaf.shape:
                 found = "is missing" if name is None else f"is {list(tensors[name].shape)}"
                 raise InputError(
                     f"{leaf.names[0]} {list(leaf.shape)} of the recording {found} in the "
@@ -98,7 +117,7 @@ class Replay:
             for call in plan:
                 for key, output in _results(call, both):
                     changed.setdefault(key, output)  # what was given stays
-        return [both[key].numpy() for key in keys]
+        return [_wide(both[key]).numpy() for key in keys]
 
     def value(self, key: int, given: Mapping[int, np.ndarray] | None = None) -> np.ndarray:
         """Return one value; see `values`."""
@@ -130,12 +149,16 @@ class Replay:
             self.own.update(_results(call, self.own))
 
 
-def _tensor(array: np.ndarray) -> Any:
-    """Return a copy of an array as a tensor, numbers with a fraction in float64."""
+def _tensor(array: Any) -> Any:
+    """Return an array as a tensor, and a tensor as it is."""
+    return as_torch(array) if isinstance(array, np.ndarray) else array
+
+
+def _wide(value: Any) -> Any:
+    """Return a tensor of numbers with a fraction in float64, and anything else as it is."""
     import torch
 
-    wide = None if array.dtype.kind in "iub" else np.float64
-    return torch.from_numpy(np.array(array, wide, order="C"))
+    return value.double() if torch.is_tensor(value) and value.is_floating_point() else value
 
 
 def _results(call: Call, values: Mapping[int, Any]) -> list[tuple[int, Any]]:
@@ -159,7 +182,9 @@ def _execute(call: Call, values: Mapping[int, Any], device: str = "cpu") -> list
         if not isinstance(value, dict):
             return value
         if "value" in value:
-            return values[value["value"]]
+            # What only moves keeps its type, so that weights are not held twice.
+            found = values[value["value"]]
+            return found if call.name in MOVES else _wide(found)
         if "float" in value:
             return float(value["float"])
         dtype = getattr(torch, value["dtype"])
@@ -182,8 +207,7 @@ def _execute(call: Call, values: Mapping[int, Any], device: str = "cpu") -> list
     if device != "cpu" and any(argument.name == "device" for argument in schema):
         keywords["device"] = device
     outputs = tree_leaves(function(*arguments, **keywords))
-    wide = [torch.is_tensor(x) and x.is_floating_point() for x in outputs]
-    return [x.to(torch.float64) if is_wide else x for x, is_wide in zip(outputs, wide, strict=True)]
+    return outputs if call.name in MOVES else [_wide(x) for x in outputs]
 
 
 def _overwritten(old: Any, new: Any, *geometry: Sequence[Any]) -> Any:

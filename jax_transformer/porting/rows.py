@@ -22,11 +22,12 @@ ONE_AXIS = ("/scale", "/bias")
 
 
 class Tensor(NamedTuple):
-    """A tensor of the program: its names, its shape, and the number of its first element."""
+    """A tensor of the program: its names, its shape, the number of its first element, its user."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
     first: int
+    use: object
 
     @property
     def elements(self) -> Elements:
@@ -97,7 +98,7 @@ def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig)
     if copies and any(path.endswith("/kernel") for path in paths):
         raise InputError(
             f"{tensor.names[0]} is {' and '.join(kernels[:2])}: layers that share weights have no "
-            "place in the model, because a training in JAX would part them"
+            f"place in the model, because a training in JAX would part them: {tensor.use}"
         )
     stacks: tuple[Join, ...] = ("copies",) if copies else ("rows", "columns", "heads")
     stacks = stacks if len(paths) > 1 else ("rows",)
@@ -125,7 +126,7 @@ def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig)
             continue
     raise InputError(
         f"{tensor.names[0]} {list(tensor.shape)} holds {', '.join(paths)} in an order of axes that "
-        "no row of a layout has"
+        f"no row of a layout has: {tensor.use}"
     )
 
 
@@ -154,7 +155,9 @@ def _head_rows(
                 operation = transpose if flipped and places.ndim > 1 else identity
                 return [_Found(template, (path,), operation, "rows")]
     names = ", ".join(tensor.names[0] for tensor in tensors[:4])
-    raise InputError(f"{path} lies in {names} in an order that no row of a layout has")
+    raise InputError(
+        f"{path} lies in {names} in an order that no row of a layout has: {tensors[0].use}"
+    )
 
 
 def _counted(names: Sequence[str], word: str) -> str | None:

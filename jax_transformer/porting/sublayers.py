@@ -176,13 +176,22 @@ def find_cores(probe: Probe, products: Sequence[Call], starts: Sequence[int]) ->
         own = [one for one in scores if one.outputs[0] in inside]
         if len(own) != 1:
             raise Unread(f"values are read by {len(own)} products of queries and keys", [call])
+        query, key = own[0].operands
         product, (weights, value) = own[0].outputs[0], call.operands
         if weights not in graph.after([product]):
             raise Unread("values are multiplied from the other side", [call])
         logits, softmax = _softmax(probe, product, weights)
-        calls = own[0], softmax, call
         found.append(
-            Core(*own[0].operands, product, logits, weights, value, call.outputs[0], calls)
+            Core(
+                query=query,
+                key=key,
+                product=product,
+                logits=logits,
+                weights=weights,
+                value=value,
+                read=call.outputs[0],
+                calls=(own[0], softmax, call),
+            )
         )
     if not found:
         raise Unread("a product of two values is read by no other one", products)

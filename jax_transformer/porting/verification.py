@@ -25,12 +25,15 @@ from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.probe import Probe
 from jax_transformer.porting.recording import Recording
 from jax_transformer.porting.replay import Replay
+from jax_transformer.porting.sublayers import Attention, visible
 from jax_transformer.storage.weights.arrays import as_torch
 
 EXACT = 1e-11  # an error of logits in float64
 # What is compared compiles once and runs once: what only makes its code faster is left out.
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
+COMPARED = 2  # rows of a run
+SHORT = 64  # source tokens of runs that are one batch
 
 
 def verify(
@@ -82,14 +85,15 @@ def verify_recording(
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
     ours = record_model(params, config, src, seen, layout.masks).blocks
     theirs = record_program(probe, config, src, tgt).blocks
-    kind = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
     padded = both_logits([probe], params, config, layout.masks)[0]
-    named = [{"logits": x, "logits beside padding": y} for x, y in zip(kind, padded, strict=True)]
+    returned = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
     records = [
-        Record({**side, **{name: Block("", (array,)) for name, array in values.items()}})
-        for side, values in zip((ours, theirs), named, strict=True)
+        Record(
+            {**blocks, "logits": Block("", (whole,)), "logits beside padding": Block("", (rows,))}
+        )
+        for blocks, whole, rows in zip((ours, theirs), returned, padded, strict=True)
     ]
-    return compare(*records)
+    return compare(records[0], records[1])
 
 
 def record_model(
@@ -185,42 +189,78 @@ def both_logits(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the logits of the model in JAX and of each run, on fresh ids in float64: rows [N, V].
 
-    The padding of each row begins elsewhere; rows of padding do not count. Tables of sinusoids that
-    the program holds are computed anew: they may be rounded. All runs are one batch, compiled once.
+    Of two rows of each run the second one ends in padding; rows of padding do not count. Tables of
+    sinusoids that the program holds are computed anew: they may be rounded.
     """
-    random, theirs = np.random.default_rng(1), []
-    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    random, found = np.random.default_rng(1), dict[int, tuple[np.ndarray, np.ndarray]]()
+    runs = []
     for probe in probes:
         src, tgt = _fresh(probe, config, random)
         output = probe.replay.value(probe.run.output, _inputs(probe, config, src, tgt))
-        theirs.append(_logits(output, *tgt.shape))
-        sides[0].append(src)
-        sides[1].append(_given(probe, config, tgt))
-    longest = [max(ids.shape[1] for ids in side) for side in sides]
-    src, tgt = (
-        np.concatenate([_padded(ids, n, config.pad_id) for ids in side])
-        for side, n in zip(sides, longest, strict=True)
+        theirs = _logits(output, *tgt.shape)
+        runs.append((src[:COMPARED], _given(probe, config, tgt)[:COMPARED], theirs[:COMPARED]))
+    # Short runs are one batch, compiled once; the longest one is another.
+    for long in (False, True):
+        group = [n for n, run in enumerate(runs) if (run[0].shape[1] > SHORT) == long]
+        if group:
+            sides = [[runs[n][side] for n in group] for side in (0, 1)]
+            ours = _logits_of_all(params, config, masks, sides[0], sides[1])
+            for n, logits in zip(group, ours, strict=True):
+                tgt, theirs = runs[n][1:]
+                counts = (tgt != config.pad_id) | (np.arange(tgt.shape[1]) == 0)
+                found[n] = _in_kind(logits[counts], theirs[counts])
+    return [found[n] for n in range(len(runs))]
+
+
+def _logits_of_all(
+    params: Any,
+    config: TransformerConfig,
+    masks: Masks,
+    sources: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    """Return the logits [B, T, V] of batches of several lengths, which are computed as one."""
+    joined, inside = [], []
+    for side in (sources, targets):
+        longest = max(ids.shape[1] for ids in side)
+        joined.append(np.concatenate([_padded(ids, longest, config.pad_id) for ids in side]))
+        inside.append(np.concatenate([_padded(np.ones_like(ids), longest, 0) for ids in side]) > 0)
+    given = _masks(joined[0], joined[1], inside, config, masks)
+    logits = _exact_logits(params, config, joined[0], joined[1], given)
+    parts = np.split(logits, np.cumsum([len(ids) for ids in targets])[:-1])
+    return [part[:, : ids.shape[1]] for part, ids in zip(parts, targets, strict=True)]
+
+
+def compare_own_masks(
+    probe: Probe, params: Any, config: TransformerConfig, attentions: Mapping[Any, Attention]
+) -> float:
+    """Return the error of the logits in JAX on a run's own ids, with the program's own masks."""
+    run = probe.run
+    kinds = (
+        ("encoder", "self_attention"),
+        ("decoder", "cross_attention"),
+        ("decoder", "self_attention"),
     )
-    inside = [
-        np.concatenate([_padded(np.ones_like(ids), n, 0) for ids in side]) > 0
-        for side, n in zip(sides, longest, strict=True)
-    ]
-    given = _masks(src, tgt, inside, config, masks)
+    masks = tuple(visible(probe, attentions[kind]) for kind in kinds)
+    tgt = _given(probe, config, run.tgt)
+    output = probe.replay.value(run.output, _inputs(probe, config, run.src, run.tgt))
+    logits = _exact_logits(params, config, run.src.astype(np.int32), tgt, masks)
+    counts = masks[2].any((1, 3)) & (tgt != config.pad_id)
+    ours, theirs = _in_kind(logits[counts], _logits(output, *tgt.shape)[counts])
+    return float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
+
+
+def _exact_logits(
+    params: Any, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray, masks: tuple
+) -> np.ndarray:
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
         run = jax.jit(_run, static_argnames="config", compiler_options=QUICKLY)
-        logits = np.asarray(run(wide, config=config, src=src, tgt=tgt, masks=given))
-    counts = inside[1] & ((tgt != config.pad_id) | (np.arange(longest[1]) == 0))
-    found, row = [], 0
-    for output in theirs:
-        rows, length = slice(row, row + len(output)), output.shape[1]
-        row += len(output)
-        count = counts[rows, :length]
-        found.append(_in_kind(logits[rows, :length][count], output[count]))
-    return found
+        return np.asarray(run(params, config=config, src=src, tgt=tgt, masks=masks))
 
 
 def _run(params: Any, config: TransformerConfig, src: Any, tgt: Any, masks: Any) -> Any:
+    if jax.config.jax_enable_x64:  # the weights are widened as they are read
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
     memory = encode(params, config, src, masks[0])
     return decode(params, config, tgt, memory, masks[2], masks[1])
 

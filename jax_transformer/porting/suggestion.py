@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,14 @@ from jax_transformer.convert.transfer import check_state_dict, to_params, to_ten
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.findings import Findings
+from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.probe import Probe
 from jax_transformer.porting.reading import read_run
 from jax_transformer.porting.recording import Recording
 from jax_transformer.porting.replay import Replay
 from jax_transformer.porting.rows import Tensor, layout_rows
-from jax_transformer.porting.verify import EXACT, compare_runs
-from jax_transformer.storage.weights.arrays import as_numpy
+from jax_transformer.porting.verification import EXACT, compare_own_masks, compare_runs
+from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 from jax_transformer.storage.weights.trained import plain_names
 
 USUAL_DISTANCE = 128  # of relative positions, where runs cannot tell
@@ -41,6 +43,8 @@ class Suggestion:
         refused: What no config has, each with its operation, module and line.
         notes: What is told beside the result.
         errors: Of the logits in JAX on fresh ids, by the lengths of source and target.
+        only_masks: Whether only masks are refused: with those of the program the logits agree, on
+            the recorded ids.
     """
 
     config: TransformerConfig | None
@@ -48,16 +52,12 @@ class Suggestion:
     refused: tuple[str, ...]
     notes: tuple[str, ...]
     errors: Mapping[tuple[int, int], float]
+    only_masks: bool = False
 
     @property
     def fits(self) -> bool:
         """Whether the model in JAX gives the logits of the program."""
         return self.layout is not None and not self.refused
-
-    @property
-    def only_masks(self) -> bool:
-        """Whether nothing is refused but masks, so that there is a layout for other masks."""
-        return False
 
     def __str__(self) -> str:
         lines = []
@@ -70,9 +70,10 @@ class Suggestion:
         lines += [f"refused: {text}" for text in self.refused]
         lines += [f"note: {text}" for text in self.notes]
         for (source, target), error in self.errors.items():
+            with_masks = " and the masks of your program" if self.only_masks else ""
             lines.append(
-                f"logits in JAX: {error:.1e} from your program's, on fresh ids of {source} source "
-                f"and {target} target tokens"
+                f"logits in JAX: {error:.1e} from your program's, with {source} source and "
+                f"{target} target tokens{with_masks}"
             )
         return "\n".join(lines)
 
@@ -90,44 +91,62 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
     check_state_dict(tensors)
     names = plain_names(tensors)
     arrays = {names[name]: as_numpy(tensor) for name, tensor in tensors.items() if name in names}
-    probes = [Probe(Replay(run, arrays)) for run in recording.runs]
+    shared = {name: as_torch(array) for name, array in arrays.items()}
+    probes = [Probe(Replay(run, shared)) for run in recording.runs]
     longest = max(probes, key=lambda probe: probe.run.tgt.size)
     found = read_run(probes[0], longest, recording.pad_id)
-    refused, notes = [*found.refused()], found.notes
-    config = layout = None
-    errors: dict[tuple[int, int], float] = {}
+    windows: dict[str, Any] = {}
     try:
-        if not refused:
-            config = to_config(found, recording.pad_id)
+        windows = {} if found.refusals else _window_fields(found)
+    except Unread as error:
+        found.refuse(error, masks=True)
+    other_masks = bool(found.refusals) and found.only_masks
+    refused, notes, errors = [*found.refused()], found.notes, dict[tuple[int, int], float]()
+    config = layout = None
+    try:
+        if not refused or other_masks:
+            config = to_config(found, recording.pad_id, windows)
             layout = to_layout(found, probes[0], config, arrays)
     except InputError as error:
-        refused.append(str(error))
+        refused, other_masks = [*refused, str(error)], False
     if layout is not None:
         params, _ = to_params(arrays, config, layout)
         back, _ = to_tensors(params, config, layout, buffers=False)
-        changed = [
-            name
+        wrong = [
+            f"{name} does not come back bit for bit"
             for name in back
-            if name in arrays and back[name].tobytes() != arrays[name].tobytes()
+            if name in arrays and not _same_bits(back[name], arrays[name])
         ]
-        refused += [f"{name} does not come back bit for bit" for name in changed]
-        errors = compare_runs(probes, params, config, layout.masks)
-        refused += [
+        del back
+        found.elements.clear()  # as large as the weights
+        if other_masks:
+            run = probes[0].run
+            error = compare_own_masks(probes[0], params, config, found.attentions)
+            errors[run.src.shape[1], run.tgt.shape[1]] = error
+        else:
+            errors = compare_runs(probes, params, config, layout.masks)
+        wrong += [
             f"at {source} source and {target} target tokens the logits in JAX are {error:.1e} from "
             "your program's"
             for (source, target), error in errors.items()
             if not error <= EXACT
         ]
+        other_masks &= not wrong
+        refused += wrong
         source, target = (max(lengths) for lengths in zip(*errors, strict=True))
         notes.append(
             f"up to {source} source and {target} target tokens were seen: a window or a bucket of "
             "distances that reaches farther was not"
         )
-    return Suggestion(config, layout, tuple(refused), tuple(notes), errors)
+    return Suggestion(config, layout, tuple(refused), tuple(notes), errors, other_masks)
 
 
-def to_config(found: Findings, pad_id: int) -> TransformerConfig:
-    """Return the config of what was read.
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def to_config(found: Findings, pad_id: int, windows: Mapping[str, Any]) -> TransformerConfig:
+    """Return the config of what was read, with the fields of windows.
 
     Raises:
         InputError: A field would need two values; names the places of both.
@@ -168,7 +187,7 @@ def to_config(found: Findings, pad_id: int) -> TransformerConfig:
     if bos_id is None:
         bos_id = 1 if pad_id != 1 else 0
     eos_id = next(n for n in range(2, 5) if n not in (pad_id, bos_id))
-    config |= _window_fields(found) | {"pad_id": pad_id, "bos_id": bos_id, "eos_id": eos_id}
+    config |= dict(windows) | {"pad_id": pad_id, "bos_id": bos_id, "eos_id": eos_id}
     return TransformerConfig(**config)
 
 
@@ -204,7 +223,9 @@ def _rotary_fields(found: Findings, head_dim: int) -> dict[str, Any]:
     pairs = [
         pair
         for stack in STACKS
-        for pair in zip(found.rotary[stack], found.windows[stack], strict=True)
+        for pair in itertools.zip_longest(
+            found.rotary[stack], found.windows[stack], fillvalue=(None, None)
+        )
     ]
     near = {rotary for rotary, (earlier, _) in pairs if earlier is not None}
     far = {rotary for rotary, (earlier, _) in pairs if earlier is None} or near
@@ -225,7 +246,7 @@ def _rotary_fields(found: Findings, head_dim: int) -> dict[str, Any]:
 
 
 def _window_fields(found: Findings) -> dict[str, Any]:
-    """Return the fields of windows; refuse windows that no config has."""
+    """Return the fields of windows; raise `Unread` for windows that no config has."""
     windows = [window for stack in STACKS for window in found.windows[stack]]
     if all(earlier is None for earlier, _ in windows):
         return {}
@@ -246,12 +267,8 @@ def _window_fields(found: Findings) -> dict[str, Any]:
         told["decoder"] = [(earlier, 0) for earlier, _ in told["decoder"]]
         if told == dict(found.windows):
             return fields | {"encoder_window": kind}
-    calls = ", ".join(
-        dict.fromkeys(f"{call.name} ({call.line}) in {call.path}" for call in found.window_calls)
-    )
-    raise InputError(
-        f"windows that no config has, as (earlier, later) positions, {dict(found.windows)}: {calls}"
-    )
+    text = f"windows of (earlier, later) positions that no config has, {dict(found.windows)}"
+    raise Unread(text, found.window_calls)
 
 
 def to_layout(
@@ -263,7 +280,8 @@ def to_layout(
         InputError: No layout expresses it, or the program does not read a tensor.
     """
     tensors = [
-        Tensor(leaf.names, leaf.shape, probe.first[key]) for key, leaf in probe.leaves.items()
+        Tensor(leaf.names, leaf.shape, probe.first[key], probe.graph.first_use(key))
+        for key, leaf in probe.leaves.items()
     ]
     rows = layout_rows(found.elements, tensors, config)
     patterns = [name_pattern(row.foreign) for row in rows]
@@ -282,5 +300,6 @@ def to_layout(
             unread.append(name)
     if unread:
         raise InputError(f"the program does not read {', '.join(unread[:8])}: --drop leaves it out")
-    masks = {name: found.one(f"mask {name}") for name in Masks._fields}
-    return Layout("suggested", rows, tuple(buffers), unused=tuple(unused), masks=Masks(**masks))
+    told = [name for name in Masks._fields if f"mask {name}" in found.values]
+    masks = Masks(**{name: found.one(f"mask {name}") for name in told})
+    return Layout("suggested", rows, tuple(buffers), unused=tuple(unused), masks=masks)
