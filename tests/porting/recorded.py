@@ -12,13 +12,16 @@ from jax_transformer import convert
 from jax_transformer.porting import program, read_recording
 
 CALL = re.compile(r"def call\(.*?\n\n\n", re.DOTALL)
-LENGTHS = re.compile(r"LENGTHS = .*")
 
 
-def edited(text, call="", lengths="", changes=()):
-    """Return the printed program with another call, other lengths, and other pieces of text."""
+def edited(pad_id, sizes, call="", lengths="", changes=()):
+    """Return the printed program with other settings, another call, and other pieces of text."""
+    settings = {"SOURCES": f"SOURCES, TARGETS = {sizes}", "PAD": f"PAD = {pad_id}"}
+    settings |= {"LENGTHS": f"LENGTHS = {lengths}"} if lengths else {}
+    text = program()
+    for name, line in settings.items():
+        text = re.sub(rf"^{name} = .*", line, text, flags=re.MULTILINE)
     text = CALL.sub(lambda _: f"{call}\n\n\n", text) if call else text
-    text = LENGTHS.sub(f"LENGTHS = {lengths}", text) if lengths else text
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)
@@ -27,7 +30,7 @@ def edited(text, call="", lengths="", changes=()):
 
 def write(module, path, pad_id, sizes, **edits):
     """Execute the printed program, which writes the recording."""
-    text = edited(program(pad_id, *sizes), **edits)
+    text = edited(pad_id, sizes, **edits)
     text = text.replace("\nrecord_all()\n", f"\nrecord_all({str(path)!r})\n")
     torch.manual_seed(0)
     exec(compile(text, "program.py", "exec"), {"model": module})
