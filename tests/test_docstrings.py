@@ -26,6 +26,7 @@ NEVER_RAISE = {  # they take nothing that could be wrong
     "jax_transformer.convert.layouts",
     "jax_transformer.porting.layouts",
     "jax_transformer.porting.layouts_of",
+    "jax_transformer.porting.program",
 }
 # What computes a formula names the section or the paper that the formula is from.
 MATHEMATICS = "TransformerConfig Transformer apply encode decode generate cross_entropy"

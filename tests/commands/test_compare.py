@@ -44,7 +44,9 @@ def test_other_records(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["compare", a, b, *files])
     assert left.value.code == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "a differs from b, first in logits, by 5.0e-01"
+    assert (
+        capsys.readouterr().out.splitlines()[-1] == "a differs from b, first in logits, by 5.0e-01"
+    )
     assert json.loads((tmp_path / "it.json").read_text())["first_differing"]["b"] == "logits"
     page = (tmp_path / "it.html").read_text()
     assert "a differs from b, first in logits" in page

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
+from jax_transformer import convert
 from jax_transformer.porting import read_recording
 from jax_transformer.storage import weights as files
 from tests.convert.foreign import PreNormMemoryNorm, randomized
-from tests.convert.tools import target_masks
 from tests.models import small_config
 from tests.porting.recorded import write
 
@@ -55,7 +55,7 @@ def verify(recorded, run, tmp_path, monkeypatch):
 def test_the_right_model_agrees_and_a_report_says_so(recorded, verify, tmp_path):
     code, printed = verify(recorded[0], CONFIG, "--report=report.html")
     assert code == 0, printed
-    assert "decoder.layers.0.memory_norm  " in printed
+    assert "decoder.layers_0.memory_norm  " in printed
     assert printed.splitlines()[-2:] == ["a agrees with b", "report.html written"]
     assert "a agrees with b" in (tmp_path / "report.html").read_text()
     assert len(read_recording(recorded[1]).runs) == 2
@@ -76,15 +76,18 @@ def test_prefixes_are_stripped(recorded, verify):
 
 
 def test_a_fault_of_both_sides_is_seen_only_beside_the_program(recorded, verify, run):
-    part = "encoder.layers.0.self_attention.W_"
-    wrong = dict(recorded[0])
-    for one, other in (("q", "v"), ("v", "q")):
-        wrong[f"{part}{one}.weight"] = recorded[0][f"{part}{other}.weight"]
-    code, printed = verify(wrong, CONFIG)
+    def exchanged(path):
+        return path.replace("query", "?").replace("value", "query").replace("?", "value")
+
+    layout = convert.get_layout(LAYOUT)
+    rows = (dataclasses.replace(row, paths=tuple(map(exchanged, row.paths))) for row in layout.rows)
+    verify(recorded[0], CONFIG)
+    convert.write_layout("wrong.toml", dataclasses.replace(layout, rows=tuple(rows)), CONFIG)
+    names = ("verify", "weights.safetensors", "--layout=wrong.toml")
+    code, printed = run(*names, f"--against={recorded[1]}")
     assert code == 1
-    assert "first in encoder.layers.0.self_attention" in printed
-    names = (f"--layout={LAYOUT}", "--config=config.json")
-    code, printed = run("verify", "weights.safetensors", *names)
+    assert "first in encoder.layers_0.self_attention" in printed
+    code, printed = run(*names)
     assert code == 0
     assert "note: this tests the conversion" in printed
 

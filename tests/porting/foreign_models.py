@@ -109,7 +109,10 @@ class FusedRows(nn.Module):
             attentions = fused_attentions(width, 4, crossing, bare)
             return Block(True, norm, *attentions, network(width, 128, nn.GELU(), bare))
 
-        self.table, self.places = nn.Embedding(words, width), several(2, nn.Embedding, length, width)
+        self.table, self.places = (
+            nn.Embedding(words, width),
+            several(2, nn.Embedding, length, width),
+        )
         self.enc, self.dec = several(3, layer, False), several(2, layer, True)
         self.ends, self.lm_head = several(2, norm), bare(width, words)
         self.lm_head.weight = self.table.weight

@@ -482,7 +482,10 @@ SHAPES = {
         added(lambda x, y: 1.7 * x + y), "the input of each sublayer is", "1.7 * x", "readers.0"
     ),
     "rezero": refused(
-        layered(LearnedFactorLayer, **BOTH), "readers.0.alpha.0", "self.alpha[place] * y", "readers.0"
+        layered(LearnedFactorLayer, **BOTH),
+        "readers.0.alpha.0",
+        "self.alpha[place] * y",
+        "readers.0",
     ),
     "early_crossing": refused(
         layered(EarlyCrossing), "two sublayers read one input", "return x + y", "writers.0"

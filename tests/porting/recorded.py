@@ -11,13 +11,14 @@ import torch
 from jax_transformer import convert
 from jax_transformer.porting import program, read_recording
 
+SHORT = "[(17, 13), (5, 9)]"  # source and target tokens of two runs
 CALL = re.compile(r"def call\(.*?\n\n\n", re.DOTALL)
 
 
-def edited(pad_id, sizes, call="", lengths="", changes=()):
+def edited(pad_id, sizes, call="", lengths=SHORT, changes=()):
     """Return the printed program with other settings, another call, and other pieces of text."""
     settings = {"SOURCES": f"SOURCES, TARGETS = {sizes}", "PAD": f"PAD = {pad_id}"}
-    settings |= {"LENGTHS": f"LENGTHS = {lengths}"} if lengths else {}
+    settings |= {"LENGTHS": f"LENGTHS = {lengths}"}
     text = program()
     for name, line in settings.items():
         text = re.sub(rf"^{name} = .*", line, text, flags=re.MULTILINE)

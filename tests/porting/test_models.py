@@ -15,21 +15,26 @@ from tests.convert.foreign import randomized
 from tests.porting import further_models
 from tests.porting.foreign_models import MODELS
 from tests.porting.further_models import PAD, SHAPES, USUAL, VOCABULARIES
-from tests.porting.recorded import check_home, record, tensors_of
+from tests.porting.recorded import SHORT, check_home, record, tensors_of
 from tests.tiers import tiered
 
 FOLDER = Path(further_models.__file__).parent
 PLACE = re.compile(r"\w+ \((\w+\.py):(\d+)\)")
-FLOATS = ("ids.append(rows.to(device))", "ids.append(rows if ids else torch.randn(ROWS, length, 11))")
-SHORT = "[(7, 5)]"
+FLOATS = (
+    "ids.append(rows.to(device))",
+    "ids.append(rows if ids else torch.randn(ROWS, length, 11))",
+)
+SHORTER = "[(7, 5)]"
+FAR = {name: "[(17, 13), (150, 141)]" for name in ("windows", "far_window", "buckets")}
 
 
 @functools.cache
-def read(name, lengths=""):
+def read(name, lengths=None):
     """Return what a program of `SHAPES` holds, and what is read of it."""
     shape = SHAPES[name]
     module = randomized(shape.build()).eval()
     changes = [FLOATS] if name == "features" else []
+    lengths = lengths or FAR.get(name, SHORT)
     recording = record(module, PAD, VOCABULARIES, lengths=lengths, changes=changes)
     tensors = {n: x for n, x in tensors_of(module).items() if n not in shape.dropped}
     return tensors, suggest(tensors, recording)
@@ -76,7 +81,7 @@ def test_a_shape_of_public_code_is_found_or_refused_by_its_place(name):
 
 @pytest.mark.parametrize("name", ["far_window", "buckets"])
 def test_what_short_runs_cannot_tell_is_noted(name):
-    _, suggestion = read(name, SHORT)
+    _, suggestion = read(name, SHORTER)
     assert suggestion.fits
     assert suggestion.config.sliding_window is None
     assert "up to 7 source and 5 target tokens were seen" in " ".join(suggestion.notes)

@@ -56,7 +56,7 @@ def check_replayed(module, recording):
     tensors = tensors_of(module)
     for run in recording.runs:
         replay = Replay(run, tensors)
-        np.testing.assert_allclose(replay.value(run.output), run.logits, atol=3e-6)
+        np.testing.assert_allclose(replay.value(run.output), run.logits, rtol=1e-5, atol=1e-5)
     return replay
 
 
@@ -71,7 +71,9 @@ def test_what_was_recorded_is_executed_again(how, mode):
     other = np.where(run.tgt == 2, 3, run.tgt)
     with torch.no_grad():
         expected = module(torch.tensor(run.src), torch.tensor(other)).numpy()
-    np.testing.assert_allclose(replay.value(run.output, {run.target: other}), expected, atol=3e-6)
+    np.testing.assert_allclose(
+        replay.value(run.output, {run.target: other}), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def missing(text):
 
 
 CHANGES = {
-    huge: "cannot be executed",
+    huge: "has a result [3, 7, 1048576], not [3, 7, 8]",
     wide: "has a result [3, 5, 8], not [3, 5, 9]",
     enormous: "has a result of more than",
     uncomputed: "reads a value that nothing computed",
@@ -258,13 +260,15 @@ ODD = [None, -1, 0, 3, 10**12, 10**30, 1.5, "x", "aten.relu.default", [], [[]], 
 ODD += [{"value": "x"}, {"dtype": "load"}, {"float": "nan"}, [2**40], True]
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.exhaustive)])
 def test_any_change_is_refused_in_one_line_or_read(examples, sound, tmp_path):
     tensors, text = sound
     every = [path for path in places(text) if path]
 
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(st.lists(st.tuples(st.sampled_from(every), st.sampled_from(ODD)), min_size=1, max_size=3))
+    @given(
+        st.lists(st.tuples(st.sampled_from(every), st.sampled_from(ODD)), min_size=1, max_size=3)
+    )
     def check(changes):
         changed = copy.deepcopy(text)
         for path, value in changes:

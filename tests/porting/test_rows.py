@@ -42,7 +42,9 @@ ARRANGED = {
 def placed(config, name, parts, arrange):
     """Return the elements of all parameters, and the tensors: one for each other parameter."""
     elements, tensors, first = {}, [], 0
-    groups = {name.format(i=i, head="{head}"): [f"encoder/layers_{i}/{p}" for p in parts] for i in (0, 1)}
+    groups = {
+        name.format(i=i, head="{head}"): [f"encoder/layers_{i}/{p}" for p in parts] for i in (0, 1)
+    }
     shapes = parameter_shapes(config)
     groups |= {p: [p] for p in shapes if p not in [p for group in groups.values() for p in group]}
     for tensor, paths in groups.items():

@@ -26,11 +26,11 @@ INFERENCE = ("with torch.no_grad(), sdpa", "with torch.inference_mode(), sdpa")
 LABELLED = CALL.replace("decoder_input_ids=tgt", "labels=tgt")
 
 
-def check(model, call=CALL, changes=(), lengths="[(17, 13), (7, 5)]", untold=UNTOLD, **expected):
+def check(model, call=CALL, changes=(), untold=UNTOLD, **expected):
     """The config is that of from_huggingface but for `expected`, and the logits agree."""
     config, _ = from_huggingface(model)
     sizes = config.src_vocab_size, config.tgt_vocab_size
-    recording = record(model, config.pad_id, sizes, call=call, changes=changes, lengths=lengths)
+    recording = record(model, config.pad_id, sizes, call=call, changes=changes)
     suggestion = suggest(tensors_of(model), recording)
     assert suggestion.fits, suggestion
     assert max(suggestion.errors.values()) < 1e-12
