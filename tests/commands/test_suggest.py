@@ -11,7 +11,7 @@ from jax_transformer.porting import program
 from jax_transformer.storage import weights as files
 from tests.convert.foreign import randomized
 from tests.porting.foreign_models import MODELS
-from tests.porting.further_models import PAD, SHAPES, VOCABULARIES
+from tests.porting.public_models import PAD, SHAPES, VOCABULARIES
 from tests.porting.recorded import write
 
 SIZES = {"letters": (0, (59, 67)), "linear_bias": (PAD, VOCABULARIES)}
@@ -19,7 +19,7 @@ SIZES = {"letters": (0, (59, 67)), "linear_bias": (PAD, VOCABULARIES)}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the weights and the recording of a model that fits, and of one that does not."""
+    """A folder with the weights and recordings of a model that fits and of another one."""
     folder = tmp_path_factory.mktemp("models")
     modules = {"letters": MODELS["letters"].module()}
     modules["linear_bias"] = randomized(SHAPES["linear_bias"].build()).eval()

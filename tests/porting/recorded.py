@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch

@@ -12,20 +12,20 @@ import pytest
 from jax_transformer import convert
 from jax_transformer.porting import suggest
 from tests.convert.foreign import randomized
-from tests.porting import further_models
+from tests.porting import public_models
 from tests.porting.foreign_models import MODELS
-from tests.porting.further_models import PAD, SHAPES, USUAL, VOCABULARIES
+from tests.porting.public_models import PAD, SHAPES, USUAL, VOCABULARIES
 from tests.porting.recorded import SHORT, check_home, record, tensors_of
 from tests.tiers import tiered
 
-FOLDER = Path(further_models.__file__).parent
+FOLDER = Path(public_models.__file__).parent
 PLACE = re.compile(r"\w+ \((\w+\.py):(\d+)\)")
 FLOATS = (
     "ids.append(rows.to(device))",
     "ids.append(rows if ids else torch.randn(ROWS, length, 11))",
 )
 SHORTER = "[(7, 5)]"
-FAR = {name: "[(17, 13), (150, 141)]" for name in ("windows", "far_window", "buckets")}
+FAR = dict.fromkeys(("windows", "far_window", "buckets"), "[(17, 13), (150, 141)]")
 
 
 @functools.cache
