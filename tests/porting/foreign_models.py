@@ -658,12 +658,12 @@ class ForeignModel(NamedTuple):
     Attributes:
         build: Returns the module, freshly drawn.
         expected: Fields of TransformerConfig; the others have their defaults.
-        masks: The padding that is masked: "both" sides, the "source" alone, or "none".
+        hides: Whether the padding of the source is masked.
     """
 
     build: Callable[[], nn.Module]
     expected: dict[str, Any]
-    masks: str = "both"
+    hides: bool = True
 
     def module(self, seed=0):
         """Return the module without dropout, no parameter at its starting value."""
@@ -690,7 +690,6 @@ MODELS: dict[str, ForeignModel] = {
         sizes(53, 53, 32, 4, 128, 3, 2)
         | (PRE_NORM | SHARED | UNSCALED_LEARNED | NO_LAYER_BIAS)
         | {"max_length": 23, "activation": "gelu"},
-        masks="source",
     ),
     "keys_before_queries": ForeignModel(
         KeysBeforeQueries,
@@ -703,7 +702,7 @@ MODELS: dict[str, ForeignModel] = {
         | (PRE_NORM | UNSCALED_LEARNED)
         | {"max_length": 17, "output_projection": "tied", "output_bias": False}
         | {"activation": "gelu_tanh"},
-        masks="none",
+        hides=False,
     ),
     "fused_heads": ForeignModel(FusedHeads, sizes(43, 47, 28, 7, 44, 2, 2)),
     "clones": ForeignModel(
@@ -755,6 +754,5 @@ MODELS: dict[str, ForeignModel] = {
         | (PRE_NORM | UNSCALED_LEARNED)
         | {"d_kv": 8, "max_length": 21, "qkv_bias": False}
         | {"gated_feed_forward": True, "activation": "gelu"},
-        masks="source",
     ),
 }

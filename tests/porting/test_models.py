@@ -56,7 +56,7 @@ def test_a_program_of_a_stranger_is_found(name, tmp_path):
     suggestion = suggest(tensors, record(module, fields["pad_id"], sizes))
     check_found(tensors, suggestion, fields)
     masks = suggestion.layout.masks
-    assert masks[:3] == (*(model.masks != "none",) * 2, model.masks == "both")
+    assert masks[:2] == (model.hides,) * 2
     assert masks.causal
     convert.write_layout(tmp_path / "mine.toml", suggestion.layout, suggestion.config)
     assert convert.read_layout(tmp_path / "mine.toml") == (suggestion.layout, suggestion.config)
