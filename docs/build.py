@@ -1,7 +1,8 @@
 """Build the site from this folder: python -m docs.build, then open build/site/index.html.
 
-The tutorials are executed and their results shown; `--keep-tutorials` keeps those of the last
-build, for a look at other pages. Needs the extra [test]; nothing of the site loads from elsewhere.
+The tutorials are executed and their results shown: with `--tutorials`, those alone that it names.
+`--keep-tutorials` keeps those of the last build, for a look at other pages. Needs the extra [test];
+nothing of the site loads from elsewhere.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from docs import generated, notebooks
@@ -20,14 +22,15 @@ SCRIPT_LINK = re.compile(r"\]\(([\w./]*tutorials/\w+)\.py\)")
 PROGRAMS = shutil.ignore_patterns("*.py", "__pycache__", "draw")
 
 
-def stage(execute: bool) -> None:
+def stage(keep: bool = False, executed: Collection[str] | None = None) -> None:
     """Write every page into `STAGED`: those that are written by hand, and those made by programs.
 
     Args:
-        execute: Whether the tutorials are executed, or what an earlier build made is kept.
+        keep: Whether the tutorials that an earlier build made are kept.
+        executed: Names of the tutorials that are executed; None is all.
     """
     made = STAGED / "tutorials"
-    kept = None if execute or not made.exists() else made.rename(STAGED.with_name("tutorials"))
+    kept = made.rename(STAGED.with_name("tutorials")) if keep and made.exists() else None
     shutil.rmtree(STAGED, ignore_errors=True)
     shutil.copytree(PAGES, STAGED, ignore=PROGRAMS)
     shutil.copytree(PAGES / "examples", STAGED / "examples", dirs_exist_ok=True)
@@ -36,7 +39,7 @@ def stage(execute: bool) -> None:
         kept.rename(made)
     else:
         for script in sorted((PAGES / "tutorials").glob("*.py")):
-            notebooks.publish(script, made)
+            notebooks.publish(script, made, execute=executed is None or script.stem in executed)
     for page in STAGED.rglob("*.md"):  # a link to a tutorial's script leads to its page
         text = page.read_text("utf-8")
         page.write_text(SCRIPT_LINK.sub(r"](\1.md)", text), "utf-8")
@@ -54,8 +57,10 @@ def build() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep-tutorials", action="store_true")
+    parser.add_argument("--tutorials", nargs="*", help="those that are executed; by default, all")
+    given = parser.parse_args()
     began = time.perf_counter()
-    stage(execute=not parser.parse_args().keep_tutorials)
+    stage(given.keep_tutorials, given.tutorials)
     staged = time.perf_counter()
     build()
     done = time.perf_counter()

@@ -14,10 +14,16 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 
-def execute(script: Path) -> NotebookNode:
-    """Return the notebook of a script with its results, executed in an empty folder."""
+def read(script: Path) -> NotebookNode:
+    """Return the notebook of a script without results."""
     notebook = jupytext.read(script)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    return notebook
+
+
+def executed(script: Path) -> NotebookNode:
+    """Return the notebook of a script with its results, executed in an empty folder."""
+    notebook = read(script)
     # The code of this folder, also where another copy of it is installed.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     with tempfile.TemporaryDirectory() as folder:
@@ -26,10 +32,10 @@ def execute(script: Path) -> NotebookNode:
     return notebook
 
 
-def publish(script: Path, folder: Path) -> None:
+def publish(script: Path, folder: Path, execute: bool = True) -> None:
     """Write a tutorial into a folder: its page, its pictures, its notebook and its script."""
     name = script.stem
-    notebook = execute(script)
+    notebook = executed(script) if execute else read(script)
     jupytext.write(notebook, folder / f"{name}.ipynb")
     (folder / script.name).write_bytes(script.read_bytes())
     title, *cells = notebook.cells

@@ -51,8 +51,15 @@ FIRST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+    for item in items:  # a pair of exhaustive parameters is of the sweep: see tiers.py
+        parameters = item.callspec.marks if hasattr(item, "callspec") else ()
+        pair = sum(mark.name == "exhaustive" for mark in parameters) > 1
+        if pair or item.get_closest_marker("sweep"):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "exhaustive"]
+            item.add_marker(pytest.mark.sweep)
 
 
 def pytest_collection_finish():

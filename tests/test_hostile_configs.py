@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.hostile_configs import BYTES, SECONDS
+from tests.tiers import tiered
 
-COUNT = 1000
 
-
-@pytest.mark.exhaustive
-def test_hostile_configs_are_refused_or_read_alike():
-    command = [sys.executable, "-m", "tests.hostile_configs", str(COUNT), "0"]
+@pytest.mark.parametrize("count", tiered([200, 1000], [], [200]))
+def test_hostile_configs_are_refused_or_read_alike(count):
+    command = [sys.executable, "-m", "tests.hostile_configs", str(count), "0"]
     root = Path(__file__).parents[1]
     done = subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=True, timeout=600
@@ -22,7 +21,7 @@ def test_hostile_configs_are_refused_or_read_alike():
     found = json.loads(done.stdout)
     print({name: value for name, value in found.items() if name != "fell"})
     assert found["fell"] == []
-    assert found["tried"] == found["refused"] + found["accepted"] == COUNT
-    assert found["accepted"] > COUNT // 100
+    assert found["tried"] == found["refused"] + found["accepted"] == count
+    assert found["accepted"] > count // 100
     assert found["slowest"][0] < SECONDS, found["slowest"]
     assert found["largest"][0] < BYTES, found["largest"]

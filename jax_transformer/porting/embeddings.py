@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.functional import rotary_angles, sinusoidal_positions
 from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.operations import LOOK_UPS
@@ -247,21 +248,39 @@ def _note_tables(found: Findings, probe: Probe, keys: Sequence[int]) -> None:
             found.tables |= dict.fromkeys(leaf.names, PositionTable(tuple(axes), length))
 
 
-def exact_tables(probe: Probe, kind: str, width: int) -> dict[int, np.ndarray]:
-    """Return the exact numbers of the tables of sinusoids that a program holds, by key.
+def exact_numbers(probe: Probe, config: TransformerConfig) -> dict[int, np.ndarray]:
+    """Return the exact numbers of what a program may hold in a narrow type, by key.
 
-    A program may hold them in a narrow type, and may set the row of padding to 0.
+    These are sqrt(d_model), tables of sinusoids, in which the row of padding may be 0, and the
+    frequencies of rotary positions.
     """
+    width, kind = config.d_model, config.positions
+    known = [np.array([size**0.5]) for size in (width, config.stack("encoder").d_model)]
+    if kind == "rotary":
+        columns = config.rotated_columns
+        known.append(rotary_angles(2, columns, config.rotary_theta, config.rotary_scaling)[1])
+        if config.sliding_window_theta:
+            known.append(rotary_angles(2, columns, config.sliding_window_theta)[1])
     arrays = {key: probe.replay.own[key].numpy() for key in probe.leaves}
-    arrays |= {key: array for key, array in probe.run.constants.items() if array.dtype.kind == "f"}
+    arrays |= {
+        k: array for k, array in probe.run.constants.items() if array.dtype.kind not in "iub"
+    }
     found = {}
     for key, array in arrays.items():
-        if array.size % width == 0 and array.size > width:
+        near = [
+            exact
+            for exact in known
+            if array.size == exact.size
+            and np.abs(array.reshape(-1).astype(np.float64) / exact - 1).max() < TABLE_ROUNDING
+        ]
+        if near:
+            found[key] = near[0].reshape(array.shape)
+        elif kind.startswith("sinusoidal") and array.size % width == 0 and array.size > 2 * width:
             rows = array.reshape(-1, width)
+            some = rows[1:3].astype(np.float64)
             begin = sinusoidal_positions(3, width, kind)[1:]
-            if np.abs(begin - rows[1:3])[rows[1:3].any(1)].max(initial=0) > TABLE_ROUNDING:
-                continue
-            exact = np.where(rows.any(1)[:, None], sinusoidal_positions(*rows.shape, kind), 0)
-            if np.abs(exact - rows).max() < TABLE_ROUNDING:
-                found[key] = exact.reshape(array.shape)
+            if np.abs(begin - some)[some.any(1)].max(initial=0) < TABLE_ROUNDING:
+                exact = np.where(rows.any(1)[:, None], sinusoidal_positions(*rows.shape, kind), 0)
+                if np.abs(exact - rows).max() < TABLE_ROUNDING:
+                    found[key] = exact.reshape(array.shape)
     return found

@@ -40,7 +40,7 @@ class Findings:
 
     values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
     elements: dict[str, Elements] = dataclasses.field(default_factory=dict)
-    refusals: dict[tuple[str, ...], list[str]] = dataclasses.field(default_factory=dict)
+    refusals: dict[tuple[str, ...], dict[str, None]] = dataclasses.field(default_factory=dict)
     only_masks: bool = True
     attentions: dict[tuple[str, str], Attention] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -85,8 +85,8 @@ class Findings:
         self.only_masks &= masks
         operations = [f"{call.name} ({call.line})" for call in error.calls]
         key = error.message, *list(dict.fromkeys(operations))[:MOST_CALLS]
-        paths = self.refusals.setdefault(key, [])
-        paths += [call.path for call in error.calls if call.path and call.path not in paths]
+        paths = self.refusals.setdefault(key, {})
+        paths |= {call.path: None for call in error.calls if call.path}
 
     def one(self, field: str) -> Any:
         """Return the value of a field; raise `InputError` if places differ, or none has it."""
@@ -98,7 +98,8 @@ class Findings:
 
     def refused(self) -> Iterable[str]:
         """Yield each refusal: what it is, its operations, and the modules that do it."""
-        for (message, *operations), paths in self.refusals.items():
+        for (message, *operations), found in self.refusals.items():
+            paths = [*found]
             more = f" and {len(paths) - MOST_PATHS} more" if len(paths) > MOST_PATHS else ""
             where = f" in {', '.join(paths[:MOST_PATHS])}{more}" if paths else ""
             yield f"{message}: {', '.join(operations)}{where}" if operations else message

@@ -255,6 +255,9 @@ class _Reader:
         if len(within) > 1 or not all(query in of_start for query, _ in operands):
             text = "two attentions are in one addition: a config's cross-attention reads what the "
             raise Unread(f"{text}self-attention was added to", scores)
+        if memory in graph.before([key for _, key in operands if key in of_start], [start]):
+            text = "one attention reads targets and memory side by side, as decoder_attention='merged' "
+            raise Unread(f"{text}does: write a layout by hand", scores)
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])

@@ -62,7 +62,7 @@ def layout_rows(
         tensor = tensors[number]
         own = {path: elements[path] for path in paths}
         template = _row(tensor, own, config)
-        rows += [template._replace_name(name) for name in tensor.names]
+        rows += [template._replace(foreign=name) for name in tensor.names]
     for numbers, path in several.items():
         rows += _head_rows([tensors[number] for number in numbers], path, elements[path], config)
     names = {row.paths[0]: row.foreign for row in rows}
@@ -85,9 +85,6 @@ class _Found(NamedTuple):
     operation: Operation
     stack: Join
     zeros: bool = False
-
-    def _replace_name(self, name: str) -> _Found:
-        return self._replace(foreign=name)
 
 
 def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig) -> _Found:

@@ -140,12 +140,10 @@ def read_attention(
     if (query_norm is None) != (key_norm is None):
         raise Unread("queries or keys alone are normed", cores[0].calls[:1])
     width = query.kernel.shape[1] // len(heads[0])
-    if value.kernel.shape[1] != key.kernel.shape[1]:
-        raise Unread(
-            f"values of a head have {value.kernel.shape[1] // len(heads[0])} numbers, and keys "
-            f"d_kv={width}",
-            cores[0].calls[2:],
-        )
+    if value.kernel.shape[1] != width * len(heads[0]):
+        own = value.kernel.shape[1] // len(heads[0])
+        text = f"values of a head have {own} numbers, and its keys d_kv={width}"
+        raise Unread(text, cores[0].calls[2:])
     found = Attention(
         cores=cores,
         heads=heads,

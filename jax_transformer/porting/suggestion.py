@@ -250,23 +250,27 @@ def _window_fields(found: Findings) -> dict[str, Any]:
     windows = [window for stack in STACKS for window in found.windows[stack]]
     if all(earlier is None for earlier, _ in windows):
         return {}
-    decoder = [earlier for earlier, _ in found.windows["decoder"]]
-    fields: dict[str, Any] = {
-        "sliding_window": 1 + max((n for n in decoder if n is not None), default=0)
+    near = [window for window in windows if window[0] is not None]
+    sizes = {
+        n for earlier, later in near for n in (earlier, earlier + 1, earlier + (later or 0) + 1)
     }
-    if None in decoder:
-        fields["sliding_window_pattern"] = decoder.index(None) + 1
-    for kind in ("each_side", "split"):
-        shape = TransformerConfig(encoder_window=kind, **fields)
-        told = {
-            stack: [
-                shape.window_of(stack, n) or (None, None) for n in range(len(found.windows[stack]))
-            ]
+    patterns = {
+        n + 1
+        for stack in STACKS
+        for n, (earlier, _) in enumerate(found.windows[stack])
+        if earlier is None
+    }
+    for size, pattern, kind in itertools.product(
+        sorted(sizes), (None, *sorted(patterns)), ("each_side", "split")
+    ):
+        fields = {"sliding_window": size, "sliding_window_pattern": pattern, "encoder_window": kind}
+        shape = TransformerConfig(**fields) if size else None
+        if shape is not None and all(
+            (shape.window_of(stack, n) or (None, 0 if stack == "decoder" else None)) == window
             for stack in STACKS
-        }
-        told["decoder"] = [(earlier, 0) for earlier, _ in told["decoder"]]
-        if told == dict(found.windows):
-            return fields | {"encoder_window": kind}
+            for n, window in enumerate(found.windows[stack])
+        ):
+            return fields
     text = f"windows of (earlier, later) positions that no config has, {dict(found.windows)}"
     raise Unread(text, found.window_calls)
 

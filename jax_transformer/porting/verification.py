@@ -20,7 +20,7 @@ from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
 from jax_transformer.model.transformer import Transformer, decode, encode
 from jax_transformer.parity import Block, Comparison, Record, compare, record
 from jax_transformer.parity.observe import observed
-from jax_transformer.porting.embeddings import exact_tables, find_look_up
+from jax_transformer.porting.embeddings import exact_numbers, find_look_up
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.probe import Probe
 from jax_transformer.porting.recording import Recording
@@ -278,11 +278,9 @@ def _in_kind(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _inputs(
     probe: Probe, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray
 ) -> dict[int, np.ndarray]:
-    """Return what a program is given: ids, and the exact numbers of its tables of sinusoids."""
-    given = {probe.run.source: src, probe.run.target: tgt}
-    if config.positions.startswith("sinusoidal"):
-        given |= exact_tables(probe, config.positions, config.d_model)
-    return given
+    """Return what a program is given: ids, and exact numbers where it holds rounded ones."""
+    exact = exact_numbers(probe, config)
+    return exact | {probe.run.source: src, probe.run.target: tgt}
 
 
 def _given(probe: Probe, config: TransformerConfig, tgt: np.ndarray) -> np.ndarray:

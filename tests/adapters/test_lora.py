@@ -20,7 +20,7 @@ from jax_transformer.training.step import sharded_init_state, sharded_train_step
 from tests.models import random_params, random_tokens, small_config
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
-from tests.tiers import MODELS, tiered
+from tests.tiers import DISTINCT_MODELS, MODELS, tiered
 
 CONFIG = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
 EVERY = ("*/query", "*/key", "*/value", "*_attention/output", "*/inner", "*/outer")
@@ -41,7 +41,7 @@ def adapted(config, **options):
     return lora.attach(random_params(config), random_adapter(config, **options))
 
 
-@pytest.mark.parametrize("preset", tiered(MODELS, ["shared_heads"]))
+@pytest.mark.parametrize("preset", tiered(MODELS, ["shared_heads"], DISTINCT_MODELS))
 def test_a_merged_model_computes_what_the_adapter_adds(preset, x64):
     config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
     params = random_params(config, dtype=np.float64)

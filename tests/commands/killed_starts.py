@@ -88,8 +88,13 @@ def start_again(output: Path, first_command: list[str]) -> str:
     return "started"
 
 
-def main(home: Path) -> None:
-    """Print how each copy, of a new run and of one that overwrites a run, comes to its end."""
+def main(home: Path, every: int) -> None:
+    """Print how the copies, of a new run and of one that overwrites a run, come to their end.
+
+    Args:
+        home: An empty folder.
+        every: 1 takes each of the copies, 5 the first of five.
+    """
     write_corpus(home)
     output, other = home / "output", home / "copies"
     other.mkdir()
@@ -101,7 +106,9 @@ def main(home: Path) -> None:
     for options in ([], ["--overwrite"]):
         kept = copies.run("train", *command, *options)
         expected = result(output)
-        for copy in kept[:: 4 if options else 1]:  # most lie in the deletion of the old run
+        for copy in kept[
+            :: (4 if options else 1) * every
+        ]:  # most lie in the deletion of the old run
             shutil.rmtree(output)
             if copy.exists():
                 shutil.copytree(copy, output)
@@ -115,4 +122,4 @@ def main(home: Path) -> None:
 
 if __name__ == "__main__":
     os.fsync = lambda descriptor: None  # slow, and no kill loses what the system was told to write
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -108,7 +108,11 @@ def test_a_config_without_keys_is_that_of_the_class():
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    tiered_rows(ROWS, lambda name, key: name in QUICK_FAMILIES and key == "scale_embedding"),
+    tiered_rows(
+        ROWS,
+        is_quick=lambda name, key: name in QUICK_FAMILIES and key == "scale_embedding",
+        is_exhaustive=lambda name, key: name in ("marian", "umt5"),
+    ),
 )
 def test_a_folder_that_lacks_a_key_gives_the_numbers_of_transformers(name, key, tmp_path):
     model = foreign_model(name, {}, **values_of(name, key))

@@ -63,7 +63,7 @@ def everything(model, src, penalty):
     return tokens[order], scores[order], lengths[order]
 
 
-@pytest.mark.parametrize("preset", tiered(CAUSAL, ["marian"]))
+@pytest.mark.parametrize("preset", tiered(CAUSAL, ["marian"], ["umt5"]))
 @pytest.mark.parametrize(("kind", "alpha"), [("gnmt", 0.0), ("gnmt", 0.6), ("power", 1.0)])
 def test_a_wide_beam_finds_every_target_in_order(preset, kind, alpha):
     model, src = tiny(preset)

@@ -107,7 +107,7 @@ def test_an_ensemble_and_draws(model):
     assert_same(in_slots([model], drawn, order, 16, 4), whole)
 
 
-@pytest.mark.parametrize("name", tiered(SHAPES, ["windows"]))
+@pytest.mark.parametrize("name", tiered(SHAPES, [], ["relative", "windows", "merged"]))
 def test_every_kind_of_position_and_decoder_turns_with_the_ring(name):
     config = small_config(SHAPES[name][0], max_length=40, **SHAPES[name][1])
     # In float64: the ring changes the order of sums, which large scores show in float32.

@@ -23,6 +23,7 @@ from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
 from tests.examples.processes import EXAMPLES, REPLICA, ROOT, descendants
 from tests.models import tiny_model
+from tests.tiers import tiered_rows
 
 pytest.importorskip("ray.serve")
 sys.path.insert(0, str(EXAMPLES))
@@ -283,14 +284,15 @@ def test_a_full_queue_says_503(server, folder):
     assert ask(f"{server}/full", "abba")[0] == 200
 
 
-@pytest.mark.exhaustive
+REFUSED = (
+    ("model=nowhere source=en target=de", "nowhere: is not the folder of a trained model"),
+    ("model={folder} source=en=xx target=de", "the model has no language codes"),
+    ("model={folder} source=en", "name model=, source= and target="),
+)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("model=nowhere source=en target=de", "nowhere: is not the folder of a trained model"),
-        ("model={folder} source=en=xx target=de", "the model has no language codes"),
-        ("model={folder} source=en", "name model=, source= and target="),
-    ],
+    ("arguments", "message"), tiered_rows(REFUSED, lambda *_: False, lambda *row: row == REFUSED[0])
 )
 def test_what_cannot_be_served_is_one_line(folder, arguments, message):
     command = [Path(sys.executable).with_name("serve"), "run", "ray_serve:app"]

@@ -11,7 +11,7 @@ from jax_transformer import TransformerConfig, Translator
 from jax_transformer.commands.main import run_command
 from jax_transformer.translation.model_folder import load, save
 from tests.export.models import OTHER_FUNCTION, OTHERS, refusal, with_preset
-from tests.tiers import tiered
+from tests.tiers import DISTINCT_PRESETS, tiered
 
 ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
 
@@ -45,7 +45,12 @@ EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 
 
 @pytest.mark.parametrize(
-    "name", tiered([*EXPRESSIBLE, *OTHERS], ["bart", "t5_v1_1", "vaswani2017"])
+    "name",
+    tiered(
+        [*EXPRESSIBLE, *OTHERS],
+        ["bart", "t5_v1_1", "vaswani2017"],
+        [*DISTINCT_PRESETS, *OTHERS],
+    ),
 )
 def test_every_expressible_model_translates_alike(base, tmp_path, name):
     line = ctranslate2_folder.export_ctranslate2(with_preset(base, name), tmp_path / "out")
@@ -67,7 +72,7 @@ def test_fields_that_the_engine_lacks_are_refused_by_name(base, tmp_path, name):
     assert found.startswith(f"{name}={REFUSED_FIELDS[name]!r}: CTranslate2 can express ")
 
 
-@pytest.mark.parametrize("name", ["vaswani2017", "no_positions", "bart"])
+@pytest.mark.parametrize("name", tiered(["vaswani2017", "no_positions", "bart"], ["bart"]))
 def test_a_text_without_an_end_or_a_long_line_does_not_stop_the_engine(base, tmp_path, name):
     """Its model has 40 positions; CTranslate2 reads 1,024 tokens and writes 256, untold."""
     model = with_preset(base, name)

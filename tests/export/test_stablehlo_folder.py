@@ -31,13 +31,14 @@ from tests.export.models import BLOCKS, OTHER_FUNCTION, refusal, with_preset
 from tests.export.readme import run_readme
 from tests.models import unchecked
 from tests.parity.ladder import ROUNDED, check_errors, error, moved, widen
-from tests.tiers import DISTINCT_PRESETS
+from tests.tiers import DISTINCT_MODELS, DISTINCT_PRESETS, tiered, tiered_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
 REFUSED = {"torch_nn": "token_embeddings='none'"}
 PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - REFUSED.keys())
 DISTINCT = [preset for preset in DISTINCT_PRESETS if preset not in REFUSED]
+FEW = ("shared_heads", "bart", "umt5")  # no two have the same positions, or the same decoder
 RULES = {
     "banned_sequences": ((5, 6),),
     "begin_suppressed_tokens": (8,),
@@ -115,8 +116,7 @@ def test_text_of_the_search_with_beams_and_python_of_the_page(base, tmp_path, mo
     assert np.array_equal(names["tokens"], found.tokens)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", tiered(PRESETS, [], DISTINCT_MODELS))
 def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, preset):
     line = export_stablehlo(with_preset(base, preset), tmp_path / "out", beam_size=3)
     assert line.count("16 of 16") == 2
@@ -131,9 +131,13 @@ def test_a_program_of_rotary_positions_refuses_sources_beyond_its_angles(base):
         run["encode"](params, sources(model.config, 2, 41))
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("preset", "options"), [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)]
+    ("preset", "options"),
+    tiered_rows(
+        [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)],
+        is_quick=lambda *_: False,
+        is_exhaustive=lambda preset, options: options or preset in FEW,
+    ),
 )
 def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
     model = with_preset(base, preset)
@@ -155,8 +159,7 @@ def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
         assert error(found[1], expected.scores) <= ROUNDED
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("preset", DISTINCT)
+@pytest.mark.parametrize("preset", tiered(DISTINCT, [], FEW))
 def test_steps_of_any_size_go_on_from_other_hypotheses(base, preset):
     model = with_preset(base, preset)
     run, params = exported(model)

@@ -28,6 +28,7 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
+from tests.tiers import tiered
 
 torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
 
@@ -35,8 +36,9 @@ REFUSED = "torch_nn"  # it reads and writes vectors
 PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - {REFUSED})
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", tiered(PRESETS, [], ["shared_heads", "bart", "umt5", "windows", "merged"])
+)
 def test_every_model_translates_and_trains_alike(base, tmp_path, name):
     model = with_preset(base, name, num_encoder_layers=1, num_decoder_layers=2)
     model = model._replace(params=random_params(model.config))

@@ -1,5 +1,6 @@
 """Some examples of each kind of hostile input; and what the fuzz must recognise as a fault."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from jax_transformer import InputError
 from tests.fuzz import outcomes
 from tests.fuzz.__main__ import KINDS
 from tests.fuzz.outcomes import REFUSED, SAME, Fault, Found
+from tests.tiers import tiered_rows
 
 ROOT = Path(__file__).parents[2]
 # A library that is broken in this way, and what the round then says.
@@ -21,10 +23,18 @@ PLANTED = {
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", KINDS)
-def test_hostile_input_is_refused_in_one_line_or_read_alike(kind):
-    command = [sys.executable, "-m", "tests.fuzz", "--minutes=0", "--examples=30", "--kinds", kind]
+FEW, MANY = 10, 100  # examples
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    tiered_rows(
+        itertools.product(KINDS, (FEW, MANY)), lambda *_: False, lambda _, examples: examples == FEW
+    ),
+)
+def test_hostile_input_is_refused_in_one_line_or_read_alike(kind, examples):
+    command = [sys.executable, "-m", "tests.fuzz", "--minutes=0", f"--examples={examples}"]
+    command += ["--kinds", kind]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     print(done.stdout)

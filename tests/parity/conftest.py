@@ -8,9 +8,9 @@ import pytest
 from tests.models import random_tokens, small_config
 from tests.parity.ladder import Ladder
 from tests.parity.measure import make_pair, trainable
-from tests.tiers import MODELS, QUICK_MODELS, tiered
+from tests.tiers import DISTINCT_MODELS, MODELS, QUICK_MODELS, tiered
 
-FLOAT32_PRESETS = ("marian", "umt5")  # of the quick tier; float64 has all of QUICK_MODELS
+FLOAT32_PRESETS = ("umt5",)  # of the quick tier; float64 has all of QUICK_MODELS
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
         values = getattr(item, "callspec", None) and item.callspec.params
         preset = values and (values.get("pair") or values.get("trainable_pair"))
         if preset and values.get("dtype") == "float32" and preset not in FLOAT32_PRESETS:
-            item.add_marker(pytest.mark.exhaustive)
+            item.add_marker("exhaustive" if preset in QUICK_MODELS else "sweep")
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def dtype(request):
     jax.config.update("jax_enable_x64", False)
 
 
-@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
+@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS, DISTINCT_MODELS))
 def pair(request, dtype):
     """Return the config of `MODELS` and one model in both frameworks: params and torch module."""
     config, params, module = make_pair(small_config(request.param), dtype)
@@ -49,7 +49,7 @@ def pair(request, dtype):
     )
 
 
-@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS))
+@pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS, DISTINCT_MODELS))
 def trainable_pair(request, dtype):
     """Return (preset, dtype, one small model of token ids in both frameworks)."""
     seed = MODELS.index(request.param)

@@ -16,12 +16,12 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
-from tests.tiers import MODELS, tiered
+from tests.tiers import DISTINCT_MODELS, MODELS, tiered
 
 
 @pytest.mark.parametrize(
     "trainable_pair",
-    tiered(MODELS, ["shared_heads", "umt5", "pre_norm_decoder"]),
+    tiered(MODELS, ["shared_heads", "umt5", "pre_norm_decoder"], DISTINCT_MODELS),
     indirect=True,
 )
 def test_gradient_of_every_leaf(trainable_pair):
@@ -37,7 +37,9 @@ def test_gradient_of_every_leaf(trainable_pair):
         assert measured <= bound("gradient", dtype), (objective, leaf)
 
 
-@pytest.mark.parametrize("trainable_pair", tiered(MODELS, ["pre_norm_memory_norm"]), indirect=True)
+@pytest.mark.parametrize(
+    "trainable_pair", tiered(MODELS, [], ["pre_norm_memory_norm", "merged"]), indirect=True
+)
 def test_twenty_steps_of_adam(trainable_pair):
     preset, dtype, pair = trainable_pair
     batches = random_batches(pair.config, STEPS)

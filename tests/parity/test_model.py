@@ -12,9 +12,10 @@ from tests.compilation import AS_USERS_DO
 from tests.models import random_tokens, small_config
 from tests.parity.measure import make_pair
 from tests.parity.test_blocks import make_mask
-from tests.tiers import QUICK_MODELS, tiered
+from tests.tiers import MODELS, QUICK_MODELS, tiered
 
 jit = functools.partial(jax.jit, static_argnums=1)
+AS_USERS = ("shared_heads", "marian", "umt5", "pre_norm_decoder")  # of which CI compiles
 
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
@@ -38,7 +39,7 @@ def test_logits(pair, ladder):
     check_logits(pair, ladder)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("pair", tiered(MODELS, [], AS_USERS), indirect=True)
 def test_logits_as_users_compile(pair, ladder):
     check_logits(pair, ladder, AS_USERS_DO)
 

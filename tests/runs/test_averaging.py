@@ -14,9 +14,10 @@ from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import read_step, steps_in
 from jax_transformer.translation.model_folder import load, read_origin
 from tests.runs import runs
+from tests.tiers import tiered
 
 
-@pytest.fixture(scope="module", params=[None, 0.9], ids=["parameters", "EMA"])
+@pytest.fixture(scope="module", params=tiered([None, 0.9], [0.9]), ids=["parameters", "EMA"])
 def run(request, tmp_path_factory):
     """Return the output of an unfinished run, which keeps the last three of its checkpoints."""
     directory = tmp_path_factory.mktemp("output")

@@ -16,7 +16,7 @@ from tests.runs.kill_resume import (
     train_or_resume,
 )
 
-KILLS = 2  # `python -m tests.runs.kill_resume` makes fifty
+KILLS = 1  # `python -m tests.runs.kill_resume` makes fifty
 
 
 @pytest.fixture(scope="module")

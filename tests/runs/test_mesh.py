@@ -52,6 +52,7 @@ from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
 from tests.runs.runs import same_bits
 from tests.text.texts import corpus_of
+from tests.tiers import tiered
 
 CONTROL = "what XLA has to complain of:"
 EIGHT = [
@@ -62,6 +63,7 @@ EIGHT = [
 QUICK = "data=2,fsdp=1,tensor=2"
 LONG = ["data=8,fsdp=1,tensor=1", "data=1,fsdp=8,tensor=1", "data=2,fsdp=2,tensor=2"]
 FEWER = ["data=2,fsdp=1,tensor=1", "data=1,fsdp=2,tensor=2"]
+SOME, EVERY = (FEWER[0], *LONG[1:]), (*FEWER, *EIGHT)
 STEPS, FEWER_STEPS = 200, 20  # on the meshes of LONG, and on others
 ROWS, PAIRS, LENGTH, VOCABULARY = 11, 43, 8, 40
 FLAGS = (
@@ -141,7 +143,7 @@ def compare_losses(meshes, steps, fewer_steps):
     return found
 
 
-def compare_masks():
+def compare_masks(meshes):
     """Return on which meshes dropout's masks are others, whatever rows of padding follow."""
 
     def drop(mesh, x, weights, key):
@@ -157,7 +159,7 @@ def compare_masks():
     key, unequal = jax.random.key(1), []
     expected = jax.jit(partial(drop, make_mesh()))(*arrays(ROWS), key)
     assert 0.2 < np.mean(np.asarray(expected[0][1]) == 0) < 0.4
-    for sizes in (*FEWER, *EIGHT):
+    for sizes in meshes:
         mesh = devices(sizes)
         rows = row_sharding(mesh)
         run = jax.jit(partial(drop, mesh), in_shardings=(rows, rows, replicated(mesh)))
@@ -326,13 +328,15 @@ def main():
     if sys.argv[1] == QUICK:
         print(json.dumps(compare_losses([QUICK], 20, 20), default=float))
         return
-    report = {"losses": compare_losses((*FEWER, *EIGHT), STEPS, FEWER_STEPS)}
+    _, cache, *named = sys.argv
+    meshes = named or EVERY
+    report = {"losses": compare_losses(meshes, STEPS, FEWER_STEPS)}
     print(CONTROL, file=sys.stderr, flush=True)
     rematerialize()
     # From here on: what comes from a cache has no log.
-    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_compilation_cache_dir", cache)
     compilation_cache.reset_cache()
-    report["masks"] = compare_masks()
+    report["masks"] = compare_masks(meshes)
     report["parts"] = compare_parts()
     report["starts"] = compare_starts()
     with tempfile.TemporaryDirectory() as directory:
@@ -341,10 +345,10 @@ def main():
     print(json.dumps(report, default=float))
 
 
-def run_child(argument):
+def run_child(*arguments):
     """Return what a process with eight devices prints, and its log."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runs.test_mesh", argument],
+        [sys.executable, "-m", "tests.runs.test_mesh", *arguments],
         cwd=Path(__file__).parents[2],
         env=os.environ
         | {
@@ -359,9 +363,16 @@ def run_child(argument):
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.fixture(
+    scope="session", params=tiered([SOME, EVERY], [], [SOME]), ids=["some meshes", "every mesh"]
+)
+def meshes(request):
+    return request.param
+
+
 @pytest.fixture(scope="session")
-def child():
-    return run_child(jax.config.jax_compilation_cache_dir)
+def child(meshes):
+    return run_child(jax.config.jax_compilation_cache_dir, *meshes)
 
 
 @pytest.fixture(scope="session")
@@ -377,13 +388,12 @@ def test_losses_on_four_devices_are_those_of_one():
     assert losses[QUICK]["worst"] <= 1e-5
 
 
-@pytest.mark.exhaustive
-def test_losses_are_those_of_one_device(report):
-    losses = report["losses"]
+def test_losses_are_those_of_one_device(report, meshes):
+    losses = dict(report["losses"])
     one = losses.pop("one")
     assert one["rows"] == ROWS  # which is odd: other meshes fill it up
     assert one["losses"][1] < 0.8 * one["losses"][0]  # the model learns
-    assert sorted(losses) == sorted([*FEWER, *EIGHT])
+    assert sorted(losses) == sorted(meshes)
     assert len(EIGHT) == 10
     for sizes, found in losses.items():
         print(sizes, found)
@@ -393,20 +403,17 @@ def test_losses_are_those_of_one_device(report):
         assert found["worst"] <= 1e-5
 
 
-@pytest.mark.exhaustive
-def test_nothing_is_rematerialised_involuntarily(child):
+def test_nothing_is_rematerialised_involuntarily(child, meshes):
     steps, control = child[1].split(CONTROL)
-    assert steps.count("compiling for ") == 1 + len(FEWER) + len(EIGHT)
+    assert steps.count("compiling for ") == 1 + len(meshes)
     assert "Involuntary full rematerialization" in control
     assert [line[:300] for line in steps.splitlines() if "Involuntary" in line] == []
 
 
-@pytest.mark.exhaustive
 def test_masks_are_the_same_on_every_mesh_and_with_rows_of_padding(report):
     assert report["masks"] == []
 
 
-@pytest.mark.exhaustive
 def test_the_loss_in_parts_of_rows_that_do_not_divide_is_that_of_one_device(report):
     for figures in report["parts"].values():
         print(figures)
@@ -415,14 +422,12 @@ def test_the_loss_in_parts_of_rows_that_do_not_divide_is_that_of_one_device(repo
         assert figures["gradient"] <= 1e-6
 
 
-@pytest.mark.exhaustive
 def test_a_state_is_made_in_the_parts_that_devices_keep(report):
     starts = report["starts"]
     assert all(found["equal"] for found in starts.values())
     assert [found["share"] for found in starts.values()] == [1, 1 / 8, 1 / 4]
 
 
-@pytest.mark.exhaustive
 def test_a_run_goes_on_with_other_devices(report):
     found = report["resumed"]
     print(found)
@@ -437,7 +442,6 @@ def test_a_run_goes_on_with_other_devices(report):
     assert found["worst loss"] <= 1e-5
 
 
-@pytest.mark.exhaustive
 def test_translations_are_those_of_one_device(report):
     found = report["translations"]
     assert found["lines"] == 12

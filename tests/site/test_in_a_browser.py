@@ -6,7 +6,6 @@ import shutil
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.exhaustive
 
 WIDTHS = (390, 1440)
 # Elements that reach beyond the window, unless they lie in a box that scrolls or is hidden.
@@ -111,10 +110,15 @@ def faults_of(tab):
         yield from tab.evaluate(FAINT)
 
 
-def test_every_page_is_whole_at_both_widths_and_in_both_colours(browser, site):
+def test_every_page_is_whole_at_both_widths_and_in_both_colours(browser, built):
+    site, executed = built
     tab, messages, asked = open_site(browser, site)
     pages = [path for path in sorted(site.rglob("*.html")) if path.name != "404.html"]
     assert len(pages) > 30
+    if len(executed) == 1:  # CI looks at a third of the pages, and at this tutorial
+        pages = [
+            path for number, path in enumerate(pages) if not number % 3 or path.stem in executed
+        ]
     faults = {}
     for path in pages:
         tab.goto(path.as_uri())

@@ -23,5 +23,5 @@ def test_a_cell_of_a_shell_finds_the_command(script, tmp_path, monkeypatch):
     )
     (tmp_path / "shell.py").write_text(cells, "utf-8")
     monkeypatch.setenv("PATH", os.defpath)
-    _, shell = notebooks.execute(tmp_path / "shell.py").cells
+    _, shell = notebooks.executed(tmp_path / "shell.py").cells
     assert shell.outputs[0].text.startswith("usage: jax-transformer COMMAND")

@@ -25,6 +25,7 @@ from jax_transformer.tokenizers import train_byte_pair, train_unigram
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import TOKENIZER as PLAIN_TOKENIZER
 from tests.text.texts import WORDS, corpus, corpus_of, lines, sides, write
+from tests.tiers import tiered
 
 SENTINELS = [SENTINEL.format(number) for number in range(100)]
 TOKENIZER = train_unigram(
@@ -167,8 +168,7 @@ def test_examples_are_others_in_the_next_epoch_and_for_another_seed():
     assert not sources(0, 0) & sources(1, 0)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", tiered(OBJECTIVES, [], ["infilling", "ul2"]))
 def test_rows_are_98_percent_full(objective):
     """Rows of 512 tokens: of long documents, of short ones, and of all lengths."""
     random = np.random.default_rng(0)
@@ -185,8 +185,7 @@ def test_rows_are_98_percent_full(objective):
         assert padding_share(texts, plan[:-1]) < 0.02, name
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("objective", ["ul2", "prefix_lm"])
+@pytest.mark.parametrize("objective", tiered(["ul2", "prefix_lm"], [], ["ul2"]))
 def test_long_documents_of_unlike_examples_fill_97_percent(objective):
     """The proportion of source and target differs from piece to piece."""
     lengths = np.random.default_rng(0).integers(600, LONGEST_TEXT, 240)

@@ -100,6 +100,7 @@ def test_no_array_holds_more_logits_than_a_part_and_no_product_is_repeated(parts
     assert len(products) == 3 * parts  # logits, and the gradients of kernel and hidden states
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_half_precision_are_summed_in_float32():
     config = one_layer("pre_norm")
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), random_params(config))

@@ -158,7 +158,9 @@ def test_clipping_is_torchs(norm):
         np.testing.assert_allclose(one, other.grad, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("preset", tiered(TransformerConfig.presets(), quick=["umt5"]))
+@pytest.mark.parametrize(
+    "preset", tiered(TransformerConfig.presets(), ["umt5"], ["vaswani2017", "pre_norm"])
+)
 def test_weight_decay_is_for_matrices(preset):
     config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
     settings = TrainingConfig(warmup_steps=1, learning_rate_factor=42**0.5, weight_decay=0.25)

@@ -21,6 +21,7 @@ from jax_transformer.translation.translate import Place, encode_sources, text_se
 from tests.compilation import QUICKLY
 from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["a", "cab", "fed", "dab", "bead", "abba", "decade"]
@@ -49,7 +50,9 @@ def assert_same(found, expected):
         assert error(np.float32(one.score), np.float32(other.score)) <= ROUNDED
 
 
-@pytest.mark.parametrize("options", [{}, {"beam_size": 3, "num_hypotheses": 2}, {"seed": 5}])
+@pytest.mark.parametrize(
+    "options", tiered([{}, {"beam_size": 3, "num_hypotheses": 2}, {"seed": 5}], [{}])
+)
 def test_threads_get_the_results_of_a_call(model, lines, options):
     translator = Translator(model)
     options = options | {"max_tokens": 512}

@@ -71,6 +71,7 @@ CODES = {
     "nllb": ("fra_Latn", "zho_Hans", "deu_Latn"),
 }
 FIRST = {"mbart": "decoder_start_token_id"}
+EXPORTED = ("t5", "mbart-50")  # without languages, and with them
 
 
 class Folder:
@@ -205,8 +206,7 @@ def test_a_t5_has_no_longest_text(folder_of, translated):
         Translator(folder.path)(lines[0])
 
 
-@pytest.mark.parametrize("kind", tiered(CODES, ["mbart-50"]))
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", tiered(CODES, [], ["mbart-50", "nllb"]))
 def test_flags_set_the_languages(folder_of, translated, kind):
     folder = folder_of(kind)
     source, target, other = folder.codes
@@ -227,7 +227,7 @@ def test_flags_set_the_languages(folder_of, translated, kind):
     assert target in refusal.replace(target + "x", "")
 
 
-@pytest.mark.parametrize("kind", tiered(CODES, []))
+@pytest.mark.parametrize("kind", tiered(CODES, [], ["mbart-50", "nllb"]))
 def test_a_model_keeps_its_languages_and_takes_them_home(folder_of, translated, tmp_path, kind):
     """As a run that starts from the folder leaves it: no command after it needs a flag."""
     folder = folder_of(kind)
@@ -350,16 +350,14 @@ def test_a_translator_speaks_each_language_that_a_call_names(folder_of, tmp_path
         assert named.model.tokenizer.languages.target == targets[0]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED))
 def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
     ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
     model = folder_of(kind).load()
     assert ctranslate2_folder.export_ctranslate2(model, tmp_path / "out").startswith("16 of 16")
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED))
 def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
     model = folder_of(kind).load()
     with unchecked():  # lengths are symbolic
@@ -369,8 +367,7 @@ def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
         assert run_readme(tmp_path / "out", LINES, search) == [result.text for result in results]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED))
 def test_every_family_goes_to_onnx_and_to_torch(folder_of, tmp_path, kind):
     onnx_folder = pytest.importorskip("jax_transformer.export.onnx_folder")
     torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
