@@ -663,7 +663,7 @@ def alone(self, src, tgt):
     """Return the logits of a decoder alone: a language model."""
     y = self.embed(self.words_out, tgt)
     for layer in self.readers:
-        y = layer(y, later(tgt.shape[1]))
+        y = layer(y, later(tgt.shape[1])[None, None])
     return self.head(y)
 
 
@@ -702,7 +702,8 @@ SHAPES = {
     "scaled_by_width": found(mixed(Mixer, divisor=by_width), attention_scale="d_model"),
     "post_then_pre": found(
         other(Translator, before=(False, True)),
-        **{"norm_placement": "pre", "decoder_norm_placement": "post"},
+        **{"norm_placement": "post", "decoder_norm_placement": "pre"},
+        **{"final_norm": False, "decoder_final_norm": True},
     ),
     "pre_then_post": found(
         other(Translator, before=(True, False)),
@@ -746,12 +747,16 @@ SHAPES = {
     "wrapped_checkpoint": found(Wrapped, "criterion.weight"),
     "shifted_inside": found(Shifted, bos_id=2),
     # No config has these, or no layout.
-    "shared_layers": refused(OneLayer, "share weights"),
-    "one_attention": refused(layered(OneMixer), "share weights"),
+    "shared_layers": refused(OneLayer, "share weights", "self.ask(x)", f"{MIXER}.ask"),
+    "one_attention": refused(
+        layered(OneMixer), "share weights", "self.ask(x)", "writers.0.mixer.ask"
+    ),
     # A row transposes first and reshapes then: [H, D, K] would need the other order.
-    "einsum_heads_first": refused(mixed(EinsumMixer, **HEADS_FIRST), "order of axes"),
+    "einsum_heads_first": refused(
+        mixed(EinsumMixer, **HEADS_FIRST), "order of axes", "self.product, *pair", MIXER
+    ),
     "decoder_alone": refused(other(Translator, forward=alone), "nothing reads the source ids"),
-    "features": refused(Features, "the source is no ids but features", "full("),
+    "features": refused(Features, "the source is no ids but features", "table(ids)", "words_in"),
     "scaled_sum": refused(
         other(Translator, summed=lambda self, x: (x + self.places(x)) * math.sqrt(WIDTH)),
         *("sinusoids times 4.89898", SUM),
