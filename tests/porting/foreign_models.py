@@ -6,6 +6,7 @@ Each `forward(src, tgt)` takes ids [B, S] and [B, T] and makes its own masks.
 import math
 from collections.abc import Callable
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -284,7 +285,9 @@ class Clones(nn.Module):
         def stack(attentions):
             layers = (
                 Block(
-                    *(True, norm, *several(attentions, ClonedAttention, size)),
+                    True,
+                    norm,
+                    *several(attentions, ClonedAttention, size),
                     network(size, 40, nn.ReLU()),
                 )
                 for _ in range(3)
@@ -653,106 +656,102 @@ class Wrapped(nn.Module):
 
 
 class ForeignModel(NamedTuple):
-    """A program and what is true of it.
-
-    Attributes:
-        build: Returns the module, freshly drawn.
-        expected: Fields of TransformerConfig; the others have their defaults.
-        hides: Whether the padding of the source is masked.
-    """
+    """A program, fields of its config, and whether the padding of its source is masked."""
 
     build: Callable[[], nn.Module]
     expected: dict[str, Any]
-    hides: bool = True
+    hides: bool
 
-    def module(self, seed=0):
+    def module(self):
         """Return the module without dropout, no parameter at its starting value."""
-        return randomized(self.build(), seed).eval()
+        return randomized(self.build()).eval()
 
 
-def sizes(source, target, d_model, num_heads, d_ff, encoder, decoder):
-    """Return the fields that give the sizes."""
+def model(build, sizes, fields=MappingProxyType({}), *, hides=True):
+    """Return a model; sizes are vocabularies, d_model, num_heads, d_ff, and numbers of layers."""
     names = ("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_ff")
-    layers = {"num_encoder_layers": encoder, "num_decoder_layers": decoder}
-    lengths = (source, target, d_model, num_heads, d_ff)
-    return dict(zip(names, lengths, strict=True)) | layers | {"pad_id": 0}
+    names += ("num_encoder_layers", "num_decoder_layers")
+    expected = {"pad_id": 0} | dict(zip(names, sizes, strict=True)) | dict(fields)
+    return ForeignModel(build, expected, hides)
 
 
 PRE_NORM = {"norm_placement": "pre", "final_norm": True}
-UNSCALED_LEARNED = {"embedding_scale": "none", "positions": "learned"}
-NO_PROJECTION_BIAS = {"qkv_bias": False, "attention_output_bias": False}
-NO_LAYER_BIAS = NO_PROJECTION_BIAS | {"feed_forward_bias": False, "norm_bias": False}
+LEARNED = {"embedding_scale": "none", "positions": "learned"}
+NO_BIAS = {"qkv_bias": False, "attention_output_bias": False}
+NO_LAYER_BIAS = NO_BIAS | {"feed_forward_bias": False, "norm_bias": False}
 SHARED = {"token_embeddings": "shared", "output_projection": "tied", "output_bias": False}
-
-MODELS: dict[str, ForeignModel] = {
-    "fused_rows": ForeignModel(
+GATED = {"gated_feed_forward": True}
+MODELS = {
+    "fused_rows": model(
         FusedRows,
-        sizes(53, 53, 32, 4, 128, 3, 2)
-        | (PRE_NORM | SHARED | UNSCALED_LEARNED | NO_LAYER_BIAS)
-        | {"max_length": 23, "activation": "gelu"},
+        (53, 53, 32, 4, 128, 3, 2),
+        PRE_NORM | SHARED | LEARNED | NO_LAYER_BIAS | {"max_length": 23, "activation": "gelu"},
     ),
-    "keys_before_queries": ForeignModel(
+    "keys_before_queries": model(
         KeysBeforeQueries,
-        sizes(41, 41, 20, 5, 36, 2, 3)
-        | {"max_length": 31, "positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "pad_id": 1},
+        (41, 41, 20, 5, 36, 2, 3),
+        {"max_length": 31, "positions": "sinusoidal_halves", "norm_epsilon": 1e-6} | {"pad_id": 1},
     ),
-    "fused_columns": ForeignModel(
+    "fused_columns": model(
         FusedColumns,
-        sizes(37, 43, 36, 3, 60, 2, 2)
-        | (PRE_NORM | UNSCALED_LEARNED)
+        (37, 43, 36, 3, 60, 2, 2),
+        PRE_NORM
+        | LEARNED
         | {"max_length": 17, "output_projection": "tied", "output_bias": False}
         | {"activation": "gelu_tanh"},
         hides=False,
     ),
-    "fused_heads": ForeignModel(FusedHeads, sizes(43, 47, 28, 7, 44, 2, 2)),
-    "clones": ForeignModel(
+    "fused_heads": model(FusedHeads, (43, 47, 28, 7, 44, 2, 2)),
+    "clones": model(
         Clones,
-        sizes(31, 37, 24, 4, 40, 3, 3)
-        | PRE_NORM
-        | {"max_length": 50, "norm": "std_norm", "norm_epsilon": 1e-6},
+        (31, 37, 24, 4, 40, 3, 3),
+        PRE_NORM | {"max_length": 50, "norm": "std_norm", "norm_epsilon": 1e-6},
     ),
-    "mean_free": ForeignModel(
+    "mean_free": model(
         MeanFree,
-        sizes(33, 51, 24, 3, 44, 2, 3)
-        | (PRE_NORM | NO_LAYER_BIAS)
-        | {"embedding_scale": "none", "output_bias": False, "gated_feed_forward": True}
-        | {"activation": "silu", "norm": "rms_norm", "norm_epsilon": 1e-6},
+        (33, 51, 24, 3, 44, 2, 3),
+        PRE_NORM
+        | NO_LAYER_BIAS
+        | GATED
+        | {"embedding_scale": "none", "output_bias": False, "activation": "silu"}
+        | {"norm": "rms_norm", "norm_epsilon": 1e-6},
     ),
-    "kernels": ForeignModel(
+    "kernels": model(
         Kernels,
-        sizes(31, 31, 16, 4, 48, 2, 2)
-        | (UNSCALED_LEARNED | NO_PROJECTION_BIAS)
-        | {"max_length": 19, "embedding_norm": True, "activation": "gelu", "norm_epsilon": 1e-12},
+        (31, 31, 16, 4, 48, 2, 2),
+        LEARNED
+        | NO_BIAS
+        | {"max_length": 19, "embedding_norm": True, "activation": "gelu"}
+        | {"norm_epsilon": 1e-12},
     ),
-    "letters": ForeignModel(
+    "letters": model(
         Letters,
-        sizes(59, 67, 42, 6, 50, 3, 2)
-        | {"positions": "none", "qkv_bias": False, "activation": "silu"}
+        (59, 67, 42, 6, 50, 3, 2),
+        {"positions": "none", "qkv_bias": False, "activation": "silu"}
         | {"norm_placement": "pre", "norm_epsilon": 1e-3, "memory_norm": True},
     ),
-    "unnormed_decoder": ForeignModel(
+    "unnormed_decoder": model(
         UnnormedDecoder,
-        sizes(37, 61, 30, 6, 30, 2, 3)
-        | PRE_NORM
+        (37, 61, 30, 6, 30, 2, 3),
+        PRE_NORM
         | {"max_length": 27, "output_bias": False, "activation": "gelu"}
         | {"decoder_final_norm": False, "pad_id": 1},
     ),
-    "sequence_first": ForeignModel(
-        SequenceFirst,
-        sizes(39, 45, 22, 2, 34, 3, 2) | {"max_length": 34},
-    ),
-    "norm_inside": ForeignModel(
+    "sequence_first": model(SequenceFirst, (39, 45, 22, 2, 34, 3, 2), {"max_length": 34}),
+    "norm_inside": model(
         NormInside,
-        sizes(57, 57, 40, 2, 62, 2, 2)
-        | (SHARED | NO_PROJECTION_BIAS)
+        (57, 57, 40, 2, 62, 2, 2),
+        SHARED
+        | NO_BIAS
         | {"max_length": 44, "embedding_scale": "none", "embedding_norm": True}
         | {"output_scale": "inverse_sqrt_d_model", "norm_epsilon": 1e-6},
     ),
-    "wrapped": ForeignModel(
+    "wrapped": model(
         Wrapped,
-        sizes(35, 49, 26, 3, 38, 2, 2)
-        | (PRE_NORM | UNSCALED_LEARNED)
-        | {"d_kv": 8, "max_length": 21, "qkv_bias": False}
-        | {"gated_feed_forward": True, "activation": "gelu"},
+        (35, 49, 26, 3, 38, 2, 2),
+        PRE_NORM
+        | LEARNED
+        | GATED
+        | {"d_kv": 8, "max_length": 21, "qkv_bias": False, "activation": "gelu"},
     ),
 }

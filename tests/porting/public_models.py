@@ -334,9 +334,6 @@ class Translator(nn.Module):
     def stack(self, crossing):
         return nn.ModuleList(self.layer(self, crossing) for _ in range(2))
 
-    def lists(self):
-        return self.readers, self.writers
-
     def places(self, x):
         return waves(x.shape[1], WIDTH).to(x)
 
@@ -358,14 +355,14 @@ class Translator(nn.Module):
 
     def encode(self, src, mask):
         x = self.embed(self.words_in, src)
-        for layer in self.lists()[0]:
+        for layer in self.readers:
             x = layer(x, mask)
         return self.ended(x, False)
 
     def forward(self, src, tgt):
         seen, back, crossed = self.masks(src, tgt)
         memory, y = self.encode(src, seen), self.embed(self.words_out, tgt)
-        for layer in self.lists()[1]:
+        for layer in self.writers:
             y = layer(y, back, memory, crossed)
         return self.after(self.head(self.ended(y, True)))
 
@@ -403,14 +400,6 @@ class ZeroedRows(Translator):
         return x
 
 
-class ZeroedMixer(Mixer):
-    """Self-attentions give zeros at padding."""
-
-    def forward(self, x, y, mask):
-        mixed = super().forward(x, y, mask)
-        return mixed.masked_fill(~mask[:, 0, -1, :, None], 0.0) if x is y else mixed
-
-
 class PaddedInside(Translator):
     """Both sides are padded by four tokens; the logits are cut."""
 
@@ -437,19 +426,6 @@ class Seq2SeqTransformer(Translator):
         keys = {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
         keys["tgt_key_padding_mask"] = tgt == self.pad
         return self.head(self.core(x, y, tgt_mask=back, **keys))
-
-
-class Interleaved(Translator):
-    """One list for both stacks: `layers.0` reads, `layers.1` writes, and so on."""
-
-    def __init__(self):
-        super().__init__()
-        pairs = zip(*super().lists(), strict=True)
-        self.layers = nn.ModuleList(layer for pair in pairs for layer in pair)
-        del self.readers, self.writers
-
-    def lists(self):
-        return self.layers[::2], self.layers[1::2]
 
 
 class Tied(Translator):
@@ -586,19 +562,19 @@ class Shape(NamedTuple):
     """
 
     build: type[nn.Module]
-    refused: Refusal | None = None
-    fields: Mapping[str, Any] = MappingProxyType({})
-    dropped: tuple[str, ...] = ()
+    refused: Refusal | None
+    fields: Mapping[str, Any]
+    dropped: tuple[str, ...]
 
 
-def found(build, *dropped, **fields):
+def found(build, fields=MappingProxyType({}), dropped=()):
     """Return a program that a config and a layout express."""
     return Shape(build, None, fields, dropped)
 
 
 def refused(build, *words):
     """Return a program that no config has, or no layout."""
-    return Shape(build, Refusal(*words))
+    return Shape(build, Refusal(*words), {}, ())
 
 
 def mixed(*bases, **parts):
@@ -624,13 +600,6 @@ def placed(**options):
 def normed(**parts):
     """Return a program with another norm."""
     return other(Translator, norm=other(VarianceNorm, **parts))
-
-
-def timing_from_one(self, x):
-    """Return all sines, then all cosines, of positions from 1 and frequencies to 1/10000."""
-    rates = torch.logspace(0, -4, WIDTH // 2, dtype=torch.float64)
-    angle = torch.arange(1, 1 + x.shape[1])[:, None] * rates
-    return torch.cat([angle.sin(), angle.cos()], 1).to(x)
 
 
 def capped(self, scores, within, sees_all):
@@ -687,65 +656,65 @@ SHAPES = {
     "usual": found(Translator),
     "modern": found(
         Modern,
-        **{"norm": "zero_centered_rms_norm", "norm_epsilon": 1e-6, "num_kv_heads": 2},
-        **{"norm_placement": "sandwich", "final_norm": True, **ROTARY},
+        {"norm": "zero_centered_rms_norm", "norm_epsilon": 1e-6, "num_kv_heads": 2}
+        | {"norm_placement": "sandwich", "final_norm": True}
+        | ROTARY,
     ),
     "row_masks": found(RowMasks),
     "zeroed_rows": found(ZeroedRows),
-    "zeroed_attention": found(mixed(ZeroedMixer)),
     "padded_inside": found(PaddedInside),
-    "seq2seq_transformer": found(Seq2SeqTransformer, final_norm=True, max_length=50),
-    "interleaved": found(Interleaved),
+    "seq2seq_transformer": found(Seq2SeqTransformer, {"final_norm": True, "max_length": 50}),
     "heads_apart": found(other(Translator, mixer=HeadMixer)),
-    "einsum_kernels": found(mixed(EinsumMixer), qkv_bias=False, attention_output_bias=False),
+    "einsum_kernels": found(
+        mixed(EinsumMixer), {"qkv_bias": False, "attention_output_bias": False}
+    ),
     "window_of_one": found(other(Translator, network=WindowNetwork)),
-    "scaled_by_width": found(mixed(Mixer, divisor=by_width), attention_scale="d_model"),
+    "scaled_by_width": found(mixed(Mixer, divisor=by_width), {"attention_scale": "d_model"}),
     "post_then_pre": found(
         other(Translator, before=(False, True)),
-        **{"norm_placement": "post", "decoder_norm_placement": "pre"},
-        **{"final_norm": False, "decoder_final_norm": True},
+        {"norm_placement": "post", "decoder_norm_placement": "pre", "final_norm": False}
+        | {"decoder_final_norm": True},
     ),
     "pre_then_post": found(
         other(Translator, before=(True, False)),
-        **{"norm_placement": "pre", "decoder_norm_placement": "post"},
-        **{"final_norm": True, "decoder_final_norm": False},
+        {"norm_placement": "pre", "decoder_norm_placement": "post", "final_norm": True}
+        | {"decoder_final_norm": False},
     ),
-    "unbiased_variance": found(normed(), norm="unbiased_layer_norm"),
+    "unbiased_variance": found(normed(), {"norm": "unbiased_layer_norm"}),
     "epsilon_outside": found(
         normed(divisor=lambda self, x: x.std(-1, keepdim=True, unbiased=False) + 1e-6),
-        **{"norm": "biased_std_norm", "norm_epsilon": 1e-6},
+        {"norm": "biased_std_norm", "norm_epsilon": 1e-6},
     ),
-    "normed_queries": found(mixed(NormedMixer), query_key_norm=True),
+    "normed_queries": found(mixed(NormedMixer), {"query_key_norm": True}),
     "logit_cap": found(
-        other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh()), logit_softcap=5.0
+        other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh()),
+        {"logit_softcap": 5.0},
     ),
-    "score_cap": found(mixed(Mixer, scored=capped), attention_softcap=0.8),
+    "score_cap": found(mixed(Mixer, scored=capped), {"attention_softcap": 0.8}),
     "log_softmax": found(other(Translator, after=lambda self, logits: logits.log_softmax(-1))),
-    "rotary": found(other(mixed(RotaryMixer, theta=500.0), **UNPLACED), rotary_theta=500, **ROTARY),
-    "windows": found(mixed(WindowMixer), sliding_window=3),
+    "rotary": found(
+        other(mixed(RotaryMixer, theta=500.0), **UNPLACED), {"rotary_theta": 500} | ROTARY
+    ),
+    "windows": found(mixed(WindowMixer), {"sliding_window": 3}),
     "buckets": found(
         other(mixed(BucketMixer), **UNPLACED),
-        **{"positions": "relative", "relative_attention_bias": "per_layer"},
-        **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+        {"positions": "relative", "relative_attention_bias": "per_layer"}
+        | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
     ),
     "tied": found(
         Tied,
-        **{"token_embeddings": "shared", "output_projection": "tied", "output_bias": True},
-        **{"src_vocab_size": VOCABULARIES[1]},
+        {"token_embeddings": "shared", "output_projection": "tied", "output_bias": True}
+        | {"src_vocab_size": VOCABULARIES[1]},
     ),
     "one_norm": found(layered(FewerNorms)),
     "one_norm_of_attentions": found(layered(other(FewerNorms, order=(0, 0, 1)))),
-    "one_place_table": found(LearnedPlaces, positions="learned", max_length=29),
-    "learned_from_one": found(LearnedFromOne, **FROM_ONE),
+    "one_place_table": found(LearnedPlaces, {"positions": "learned", "max_length": 29}),
+    "learned_from_one": found(LearnedFromOne, FROM_ONE),
     # No config computes the table: it is taken for a learned one, of both sides.
-    "buffer_from_one": found(BufferFromOne, **FROM_ONE),
-    "timing_from_one": found(
-        other(Translator, places=timing_from_one),
-        **{"positions": "sinusoidal_tensor2tensor", "position_offset": 1},
-    ),
-    "buffers": found(Buffers, max_length=LONGEST),
-    "wrapped_checkpoint": found(Wrapped, "criterion.weight"),
-    "shifted_inside": found(Shifted, bos_id=2),
+    "buffer_from_one": found(BufferFromOne, FROM_ONE),
+    "buffers": found(Buffers, {"max_length": LONGEST}),
+    "wrapped_checkpoint": found(Wrapped, dropped=("criterion.weight",)),
+    "shifted_inside": found(Shifted, {"bos_id": 2}),
     # No config has these, or no layout.
     "shared_layers": refused(OneLayer, "share weights", "self.ask(x)", f"{MIXER}.ask"),
     "one_attention": refused(
@@ -759,7 +728,8 @@ SHAPES = {
     "features": refused(Features, "the source is no ids but features", "table(ids)", "words_in"),
     "scaled_sum": refused(
         other(Translator, summed=lambda self, x: (x + self.places(x)) * math.sqrt(WIDTH)),
-        *("sinusoids times 4.89898", SUM),
+        "sinusoids times 4.89898",
+        SUM,
     ),
     "from_one": refused(placed(first=1), "positions from 1", SUM),
     "base_1000": refused(placed(base=1000), "1,000 in place of 10,000", SUM),
@@ -779,7 +749,9 @@ SHAPES = {
     ),
     "side_by_side": refused(
         layered(other(Layer, forward=side_by_side), **BOTH),
-        *("two sublayers read one input", "self.mixers[1](outer", "writers.0"),
+        "two sublayers read one input",
+        "self.mixers[1](outer",
+        "writers.0",
     ),
     "layer_memory": refused(
         LayerMemory, "the output of the same encoder layer", SCORES, "writers.1.mixers.1"
@@ -789,19 +761,27 @@ SHAPES = {
     ),
     "logit_scale": refused(
         other(Translator, after=lambda self, logits: 7 * logits),
-        *("multiplied by 7", "7 * logits", "head"),
+        "multiplied by 7",
+        "7 * logits",
+        "head",
     ),
     "view_of_heads": refused(
         mixed(Mixer, split=lambda self, x: x.reshape(len(x), HEADS, x.shape[1], -1)),
-        *("without a transpose", SCORES, MIXER),
+        "without a transpose",
+        SCORES,
+        MIXER,
     ),
     "softmax_of_queries": refused(
         mixed(Mixer, weights=lambda self, scores: scores.softmax(-2)),
-        *("the softmax is over the queries", "softmax(-2)", MIXER),
+        "the softmax is over the queries",
+        "softmax(-2)",
+        MIXER,
     ),
     "rotary_pairs": refused(
         other(mixed(RotaryMixer, halves=False), **UNPLACED),
-        *("pairs of columns", "one * cos - two * sin", MIXER),
+        "pairs of columns",
+        "one * cos - two * sin",
+        MIXER,
     ),
     "linear_bias": refused(
         mixed(Mixer, scored=slopes), "numbers that no weight has", "slope[:, None, None]", MIXER

@@ -1,5 +1,6 @@
 """Recordings: what runs as torch runs it is read, and what is wrong is refused in one line."""
 
+import contextlib
 import copy
 import functools
 import json
@@ -158,77 +159,37 @@ def refused(path, tensors, text=None):
     return said
 
 
-def call_of(text, name):
-    """Return the first call of an operation, as [name, arguments, keywords, keys, shapes, ...]."""
-    return next(call for call in text["calls"] if call[0].startswith(f"aten.{name}."))
+# The operation whose row is changed, or "" for the whole JSON; the place in it, what is put there,
+# and what the refusal says.
+CHANGES = [
+    ("", ("leaves", 0, "shape"), [2**40, 2**20], "has a result [3, 7, 1048576], not [3, 7, 8]"),
+    ("aten.relu", (4,), [[3, 5, 9]], "has a result [3, 5, 8], not [3, 5, 9]"),
+    ("aten.zeros", (4,), [[2**30, 8]], "has a result of more than"),
+    ("aten.relu", (1,), [{"value": 10**9}], "reads a value that nothing computed"),
+    ("", ("output",), 10**9, "the recorded output is a value that nothing computed"),
+    ("aten.relu", (0,), "aten.set_.source_Tensor", "Tensor' is no operation that is read"),
+    ("aten.relu", (0,), "aten.from_file.default", "default' is no operation that is read"),
+    ("overwrite", (1, 2), [-8, [5, 4], [8, 2]], "outside of its storage"),
+    ("overwrite", (1, 3), [0, [2**20, 2**20], [0, 0]], "is no recording"),
+    ("", ("calls",), 7, "is no recording"),
+    ("", ("leaves",), None, "is no recording"),
+]
 
 
-def huge(text):
-    text["leaves"][0]["shape"] = [2**40, 2**20]
+def put(text, place, value):
+    """Put a value into JSON."""
+    *path, last = place
+    for key in path:
+        text = text[key]
+    text[last] = value
 
 
-def wide(text):
-    call_of(text, "relu")[4] = [[3, 5, 9]]
-
-
-def enormous(text):
-    call_of(text, "zeros")[1:5:3] = [[2**30, 8]], [[2**30, 8]]
-
-
-def uncomputed(text):
-    call_of(text, "relu")[1] = [{"value": 10**9}]
-
-
-def returned(text):
-    text["output"] = 10**9
-
-
-def written(text):
-    call_of(text, "relu")[0] = "aten.set_.source_Tensor"
-
-
-def loaded(text):
-    call_of(text, "relu")[0] = "aten.from_file.default"
-
-
-def outside(text):
-    call = next(call for call in text["calls"] if call[0] == "overwrite")
-    call[1][2] = [-8, [5, 4], [8, 2]]
-
-
-def strided(text):
-    call = next(call for call in text["calls"] if call[0] == "overwrite")
-    call[1][3] = [0, [2**20, 2**20], [0, 0]]
-
-
-def counted(text):
-    text["calls"] = 7
-
-
-def missing(text):
-    del text["leaves"]
-
-
-CHANGES = {
-    huge: "has a result [3, 7, 1048576], not [3, 7, 8]",
-    wide: "has a result [3, 5, 8], not [3, 5, 9]",
-    enormous: "has a result of more than",
-    uncomputed: "reads a value that nothing computed",
-    returned: "the recorded output is a value that nothing computed",
-    written: "aten.set_.source_Tensor' is no operation that is read",
-    loaded: "aten.from_file.default' is no operation that is read",
-    outside: "outside of its storage",
-    strided: "is no recording",
-    counted: "is no recording",
-    missing: "is no recording, KeyError('leaves')",
-}
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_recording_that_lies_is_refused_in_one_line(change, sound, tmp_path):
+@pytest.mark.parametrize(("operation", "place", "value", "message"), CHANGES)
+def test_a_recording_that_lies_is_refused(operation, place, value, message, sound, tmp_path):
     text = copy.deepcopy(sound[1])
-    change(text)
-    assert CHANGES[change] in refused(tmp_path / "x.pt", sound[0], text)
+    row = next((call for call in text["calls"] if call[0].startswith(operation)), None)
+    put(row if operation else text, place, value)
+    assert message in refused(tmp_path / "x.pt", sound[0], text)
 
 
 def test_what_is_no_recording_is_refused(sound, tmp_path):
@@ -271,13 +232,8 @@ def test_any_change_is_refused_in_one_line_or_read(examples, sound, tmp_path):
     def check(changes):
         changed = copy.deepcopy(text)
         for path, value in changes:
-            target = changed
-            try:
-                for key in path[:-1]:
-                    target = target[key]
-                target[path[-1]] = value
-            except (KeyError, IndexError, TypeError):  # an earlier change has removed it
-                continue
+            with contextlib.suppress(KeyError, IndexError, TypeError):  # it is there no more
+                put(changed, path, value)
         refused(tmp_path / "x.pt", tensors, changed)
 
     check()
