@@ -793,6 +793,6 @@ SHAPES = {
         other(Translator, mixer=WideValues), "d_kv=6", "self.weights(scores) @ value", MIXER
     ),
     "far_window": refused(
-        mixed(WindowMixer, reach=(6, 999)), "windows that no config has", "masked_fill", MIXER
+        mixed(WindowMixer, reach=(6, 999)), "positions that no config has, {", "masked_fill", MIXER
     ),
 }

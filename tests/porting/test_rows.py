@@ -60,7 +60,9 @@ def placed(config, name, parts, arrange):
         for path, own in zip(paths, numbers * (len(paths) if together else 1), strict=True):
             elements[path] = first + order[own]
         for head, array in enumerate(joined):
-            tensors.append(Tensor((tensor.replace("{head}", str(head)),), array.shape, first))
+            tensors.append(
+                Tensor((tensor.replace("{head}", str(head)),), array.shape, first, "addmm (x.py:7)")
+            )
             first += array.size
     return elements, tensors
 
@@ -112,5 +114,5 @@ def shuffled(kernel):
 )
 def test_what_no_row_expresses_is_refused_by_its_tensors(name, parts, arrange, message):
     config = config_of_two_layers()
-    with pytest.raises(InputError, match=rf"x\.0.*{message}"):
+    with pytest.raises(InputError, match=rf"x\.0.*{message}.*: addmm \(x\.py:7\)"):
         layout_rows(*placed(config, name, parts, arrange), config)
