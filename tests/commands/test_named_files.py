@@ -13,7 +13,7 @@ from jax_transformer.commands.convert import file_config
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert import read_layout
 from jax_transformer.convert.origin import read_origin
-from jax_transformer.porting.record import read_record
+from jax_transformer.porting import read_recording
 from jax_transformer.porting.trainers import read_trainer
 from jax_transformer.runs.loop import read_nonfinite
 from jax_transformer.runs.metrics import read_metrics
@@ -54,7 +54,7 @@ READERS = {
     "weights of a folder": ("model.safetensors", lambda path: read_weights(path.parent)),
     "digest": ("model.safetensors", file_digest),
     "checkpoint": ("model.pt", lambda path: read_trainer(path, "fairseq")),
-    "record": ("record.safetensors", read_record),
+    "recording": ("recorded.pt", read_recording),
     "config of a model": ("config.json", lambda path: load(path.parent)),
     "config of Hugging Face": ("config.json", lambda path: read_origin(path.parent)),
     "tokenizer of train": ("tokenizer.json", read_tokenizer),

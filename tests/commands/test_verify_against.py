@@ -1,31 +1,41 @@
 """`verify --against`: a model beside its own program, by files alone."""
 
+import dataclasses
 import json
 
-import numpy as np
 import pytest
 import torch
 
-from jax_transformer.porting.explain import Explanation
-from jax_transformer.porting.record import read_record, snippet
+from jax_transformer import convert
+from jax_transformer.porting import read_recording
 from jax_transformer.storage import weights as files
-from tests.porting.wrong_variants import LAYOUT, WRONG, mistaken, program, right_config
+from tests.convert.foreign import PreNormMemoryNorm, randomized
+from tests.models import small_config
+from tests.porting.recorded import write
+
+LAYOUT = "pre_norm_memory_norm"
+CONFIG = small_config(LAYOUT, num_encoder_layers=2, num_decoder_layers=1)
+
+
+class Program(PreNormMemoryNorm):
+    """The model of `tests.convert.foreign` with its own masks."""
+
+    def forward(self, src, tgt):
+        """Return the logits of ids alone."""
+        seen = (src != CONFIG.pad_id)[:, None, None]
+        later = torch.ones(tgt.shape[1], tgt.shape[1], dtype=torch.bool).tril()
+        return super().forward(src, tgt, seen, later & (tgt != CONFIG.pad_id)[:, None, None])
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """The right model's state_dict, and the file that the printed code leaves in its program."""
-    folder = tmp_path_factory.mktemp("program")
-    model, config = program(), right_config()
+    """The model's state_dict, and the file that the printed program leaves beside it."""
+    path = tmp_path_factory.mktemp("program") / "recorded.pt"
+    model = randomized(Program(CONFIG))
     state_dict = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        sizes = config.src_vocab_size, config.tgt_vocab_size
-        try:
-            exec(snippet(config.pad_id, *sizes), {"model": model})
-        finally:
-            torch.set_default_dtype(torch.float32)
-    return state_dict, folder / "recorded.safetensors"
+    sizes = CONFIG.src_vocab_size, CONFIG.tgt_vocab_size
+    write(model, path, CONFIG.pad_id, sizes, lengths="[(7, 5), (3, 4)]")
+    return state_dict, path
 
 
 @pytest.fixture
@@ -37,88 +47,51 @@ def verify(recorded, run, tmp_path, monkeypatch):
         files.write("weights.safetensors", tensors, overwrite=True)
         (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
         names = (f"--layout={LAYOUT}", "--config=config.json")
-        against = f"--against={recorded[1]}"
-        return run("verify", "weights.safetensors", *names, against, *options)
+        return run("verify", "weights.safetensors", *names, f"--against={recorded[1]}", *options)
 
     return verify
 
 
-def unexplained(*_):
-    return Explanation((), np.inf, ())
-
-
-def marked(printed):
-    return [line.split()[0] for line in printed.splitlines() if "first to differ" in line]
-
-
-def test_the_right_model_agrees(recorded, verify, monkeypatch):
-    """Without torch, and with a prefix before the names in both files."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, printed = verify(recorded[0], right_config())
-    assert (code, marked(printed)) == (0, [])
-    assert "decoder.layers.0.memory_norm  " in printed
-    assert printed.splitlines()[-1] == "agrees with your program: the bound is 5e-07"
-    assert len(read_record(recorded[1]).batches) == 3
-
-
-def test_prefixes_are_stripped_from_both_files(recorded, verify, tmp_path):
-    tensors = {f"module.{name}": tensor for name, tensor in recorded[0].items()}
-    named = {
-        name.replace(".block.", ".block.module."): tensor
-        for name, tensor in files.read(recorded[1]).items()
-    }
-    files.write(tmp_path / "wrapped.safetensors", named)
-    wrapped = ("--strip-prefixes", "module.", "--against=wrapped.safetensors")
-    code, printed = verify(tensors, right_config(), *wrapped)
-    assert code == 0
-    assert "encoder.layers.1.self_attention  " in printed
-
-
-def test_a_wrong_variant_is_caught(recorded, verify, monkeypatch):
-    monkeypatch.setattr("jax_transformer.porting.explain.explain", unexplained)
-    code, printed = verify(*mistaken("epsilon", recorded[0]))
-    assert (code, marked(printed)) == (1, [WRONG["epsilon"].block])
-    assert printed.splitlines()[-1] == "differs from your program: the bound is 5e-07"
-
-
-@pytest.mark.exhaustive
-def test_the_difference_is_explained(recorded, verify):
-    code, printed = verify(*mistaken("heads", recorded[0]))
+def test_the_right_model_agrees_and_a_report_says_so(recorded, verify, tmp_path):
+    code, printed = verify(recorded[0], CONFIG, "--report=report.html")
+    assert code == 0, printed
+    assert "decoder.layers_0.memory_norm  " in printed
+    assert printed.splitlines()[-2:] == ["a agrees with b", "report.html written"]
+    assert "a agrees with b" in (tmp_path / "report.html").read_text()
+    assert len(read_recording(recorded[1]).runs) == 2
+    wrong = dataclasses.replace(CONFIG, norm_epsilon=1e-3)
+    code, printed = verify(recorded[0], wrong, "--report=report.html")
+    assert code.startswith("error: report.html: exists already")
+    assert printed == ""
+    code, printed = verify(recorded[0], wrong, "--report=report.html", "--overwrite")
     assert code == 1
-    (line,) = (line for line in printed.splitlines() if line.startswith("explanation: "))
-    assert WRONG["heads"].cause in line
+    assert "first in encoder.layers.0.self_attention_residual.norm" in printed
+    assert "a differs from b" in (tmp_path / "report.html").read_text()
+    assert "must end in .html" in verify(recorded[0], CONFIG, "--report=report.txt")[0]
 
 
-def test_a_wrong_variant_agrees_with_itself(recorded, verify, run, monkeypatch):
-    """Both sides of `verify` alone have the same fault."""
-    monkeypatch.setattr("jax_transformer.porting.explain.explain", unexplained)
-    verify(*mistaken("query and value", recorded[0]))
-    names = (f"--layout={LAYOUT}", "--config=config.json")
-    code, printed = run("verify", "weights.safetensors", *names)
+def test_prefixes_are_stripped(recorded, verify):
+    tensors = {f"module.{name}": tensor for name, tensor in recorded[0].items()}
+    assert verify(tensors, CONFIG, "--strip-prefixes", "module.")[0] == 0
+
+
+def test_a_fault_of_both_sides_is_seen_only_beside_the_program(recorded, verify, run):
+    def exchanged(path):
+        return path.replace("query", "?").replace("value", "query").replace("?", "value")
+
+    layout = convert.get_layout(LAYOUT)
+    rows = (dataclasses.replace(row, paths=tuple(map(exchanged, row.paths))) for row in layout.rows)
+    verify(recorded[0], CONFIG)
+    convert.write_layout("wrong.toml", dataclasses.replace(layout, rows=tuple(rows)), CONFIG)
+    names = ("verify", "weights.safetensors", "--layout=wrong.toml")
+    code, printed = run(*names, f"--against={recorded[1]}")
+    assert code == 1
+    assert "first in encoder.layers_0.self_attention" in printed
+    code, printed = run(*names)
     assert code == 0
     assert "note: this tests the conversion" in printed
 
 
-def test_a_report_is_written_and_not_replaced_unasked(recorded, verify, tmp_path):
-    path = tmp_path / "report.html"
-    code, printed = verify(recorded[0], right_config(), "--report=report.html")
-    assert code == 0
-    assert printed.splitlines()[-1] == "report.html written"
-    assert "The converted model agrees with yours" in path.read_text()
-    wrong = mistaken(next(iter(WRONG)), recorded[0])
-    code, printed = verify(*wrong, "--report=report.html")
-    remedy = "name another report or overwrite it (--overwrite)"
-    assert code == f"error: report.html: exists already; {remedy}"
-    assert printed == ""
-    assert "The converted model agrees with yours" in path.read_text()
-    assert verify(*wrong, "--report=report.html", "--overwrite")[0] == 1
-    assert "The models differ, first in" in path.read_text()
-    code, _ = verify(recorded[0], right_config(), "--report=report.txt")
-    assert code == "error: report.txt: the name of a report must end in .html"
-
-
-def test_refusals(recorded, verify, run):
-    code, _ = run("verify", "weights.safetensors", "--report=report.html")
-    assert code == "error: --report report.html needs --against, a record of your program"
-    code, _ = verify(recorded[0], right_config(), "--against=missing.safetensors")
+def test_a_file_that_is_missing_is_refused(recorded, verify):
+    code, _ = verify(recorded[0], CONFIG, "--against=missing.safetensors")
     assert code.startswith("error: missing.safetensors cannot be read")

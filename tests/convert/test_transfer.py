@@ -15,7 +15,7 @@ from jax_transformer import InputError, convert
 from jax_transformer.convert import ConversionError
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest
-from jax_transformer.porting.verify import verify
+from jax_transformer.porting import verify
 from jax_transformer.storage.weights.arrays import as_torch
 from tests.convert.foreign import MODELS
 from tests.convert.tools import (

@@ -1,16 +1,19 @@
-"""Small programs in the shapes that public code has, and what is true of each.
+"""Programs in the shapes of public code, and what a recorded run of each shows: `SHAPES`.
 
-Each is a `Translator` with one thing of its own; the names are those of no published program. The
-first half can be expressed by a config and a layout, the rest by none: `SHAPES` has both.
+The names are those of no published program.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-WIDTH, HEADS, WIDE, VOCABULARIES = 24, 4, 40, (37, 43)
+WIDTH, HEADS, WIDE, VOCABULARIES, PAD = 24, 4, 40, (37, 43), 3
+HEAD, LONGEST = WIDTH // HEADS, 31
 
 
 def waves(length, width, first=0, base=10000.0):
@@ -33,13 +36,12 @@ def later(length):
 class Mixer(nn.Module):
     """An attention; its methods are what other programs do otherwise."""
 
-    def __init__(self, width=WIDTH, heads=HEADS):
+    def __init__(self):
         super().__init__()
-        self.heads = heads
-        self.ask, self.offer, self.carry, self.join = (nn.Linear(width, width) for _ in range(4))
+        self.ask, self.offer, self.carry, self.join = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def split(self, x):
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
     def merge(self, x):
         return x.transpose(1, 2).flatten(2)
@@ -50,12 +52,16 @@ class Mixer(nn.Module):
     def divisor(self, query):
         return math.sqrt(query.shape[-1])
 
+    def scored(self, scores, within, sees_all):
+        return scores
+
     def weights(self, scores):
         return scores.softmax(-1)
 
     def forward(self, x, y, mask):
         query, key, value = self.project(x, y)
-        scores = (query @ key.mT / self.divisor(query)).masked_fill(~mask, -1e9)
+        scores = query @ key.mT / self.divisor(query)
+        scores = self.scored(scores, x is y, mask.shape[2] == 1).masked_fill(~mask, -1e9)
         return self.join(self.merge(self.weights(scores) @ value))
 
 
@@ -65,12 +71,28 @@ class HeadMixer(Mixer):
     def __init__(self):
         super().__init__()
         for name in ("ask", "offer", "carry"):
-            heads = (nn.Linear(WIDTH, WIDTH // HEADS) for _ in range(HEADS))
-            setattr(self, name, nn.ModuleList(heads))
+            setattr(self, name, nn.ModuleList(nn.Linear(WIDTH, HEAD) for _ in range(HEADS)))
 
     def project(self, x, y):
         pairs = ((self.ask, x), (self.offer, y), (self.carry, y))
         return [torch.stack([head(z) for head in heads], 1) for heads, z in pairs]
+
+
+class EinsumMixer(Mixer):
+    """Kernels with an axis for the heads."""
+
+    product, axes = "bld,dhk->bhlk", (WIDTH, HEADS, HEAD)
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.ask, self.offer, self.carry = (nn.Parameter(torch.rand(self.axes)) for _ in range(3))
+        self.join = nn.Parameter(torch.rand(HEADS, HEAD, WIDTH))
+
+    def forward(self, x, y, mask):
+        pairs = ((x, self.ask), (y, self.offer), (y, self.carry))
+        query, key, value = (torch.einsum(self.product, *pair) for pair in pairs)
+        scores = (query @ key.mT / self.divisor(query)).masked_fill(~mask, -1e9)
+        return torch.einsum("bhlk,hkd->bld", self.weights(scores) @ value, self.join)
 
 
 class RotaryMixer(Mixer):
@@ -92,40 +114,6 @@ class RotaryMixer(Mixer):
         return (self.turn(query), self.turn(key), value) if x is y else (query, key, value)
 
 
-class CappedMixer(Mixer):
-    """Its scores are capped before the mask."""
-
-    def forward(self, x, y, mask):
-        query, key, value = self.project(x, y)
-        scores = 0.8 * (query @ key.mT / self.divisor(query) / 0.8).tanh()
-        scores = scores.masked_fill(~mask, -1e9)
-        return self.join(self.merge(self.weights(scores) @ value))
-
-
-class WindowMixer(Mixer):
-    """Self-attentions see three positions on each side, those of targets two earlier ones."""
-
-    def forward(self, x, y, mask):
-        if x is not y:
-            return super().forward(x, y, mask)
-        place = torch.arange(x.shape[1])
-        distance = place[:, None] - place
-        targets = mask.shape[2] > 1
-        return super().forward(x, y, mask & (distance.abs() < (3 if targets else 4)))
-
-
-class NormedMixer(Mixer):
-    """Queries and keys are normed, each head for itself."""
-
-    def __init__(self):
-        super().__init__()
-        self.ask_norm, self.offer_norm = (nn.LayerNorm(WIDTH // HEADS) for _ in range(2))
-
-    def project(self, x, y):
-        query, key, value = super().project(x, y)
-        return self.ask_norm(query), self.offer_norm(key), value
-
-
 class GroupedMixer(RotaryMixer):
     """Two heads of queries read one of keys and values."""
 
@@ -134,11 +122,70 @@ class GroupedMixer(RotaryMixer):
         self.offer, self.carry = (nn.Linear(WIDTH, WIDTH // 2) for _ in range(2))
 
     def project(self, x, y):
-        pairs = zip((self.offer, self.carry), (HEADS // 2,) * 2, strict=True)
+        key, value = (
+            part(y).unflatten(-1, (HEADS // 2, -1)).transpose(1, 2)
+            for part in (self.offer, self.carry)
+        )
         query, within = self.split(self.ask(x)), x is y
-        key, value = (part(y).unflatten(-1, (heads, -1)).transpose(1, 2) for part, heads in pairs)
         query, key = (self.turn(query), self.turn(key)) if within else (query, key)
         return query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+
+
+class WindowMixer(Mixer):
+    """Self-attentions see so many positions on each side: of sources, and of targets."""
+
+    reach = (3, 2)
+
+    def forward(self, x, y, mask):
+        if x is y:
+            place, reach = torch.arange(x.shape[1]), self.reach[mask.shape[2] > 1]
+            mask = mask & ((place[:, None] - place).abs() <= reach)
+        return super().forward(x, y, mask)
+
+
+class NormedMixer(Mixer):
+    """Queries and keys are normed, each head for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask_norm, self.offer_norm = (nn.LayerNorm(HEAD) for _ in range(2))
+
+    def project(self, x, y):
+        query, key, value = super().project(x, y)
+        return self.ask_norm(query), self.offer_norm(key), value
+
+
+class BucketMixer(Mixer):
+    """Self-attentions add T5's bias of the distance; distances from `far` on share a bucket."""
+
+    buckets, far = 8, 20
+
+    def __init__(self):
+        super().__init__()
+        self.nearness = nn.Embedding(self.buckets, HEADS)
+
+    def bucket(self, away, both):
+        half = self.buckets // 2 if both else self.buckets
+        side, away = (half * (away > 0), away.abs()) if both else (0, (-away).clamp(min=0))
+        exact = half // 2
+        steps = (away.clamp(min=exact) / exact).log() / math.log(self.far / exact)
+        shared = exact + (steps * (half - exact)).long()
+        return side + torch.where(away < exact, away, shared.clamp(max=half - 1))
+
+    def scored(self, scores, within, sees_all):
+        if not within:
+            return scores
+        place = torch.arange(scores.shape[-1])
+        away = self.bucket(place - place[:, None], sees_all)
+        return scores + self.nearness(away).permute(2, 0, 1)
+
+
+class WideValues(Mixer):
+    """Values are wider than queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.carry, self.join = nn.Linear(WIDTH, HEADS * 9), nn.Linear(HEADS * 9, WIDTH)
 
 
 class RootNorm(nn.Module):
@@ -215,19 +262,12 @@ class Layer(nn.Module):
 class SandwichLayer(Layer):
     """A norm before each sublayer, and one behind it."""
 
-    PARTS = ("attention", "cross_attention", "feed_forward")
-
     def __init__(self, program, crossing):
         super().__init__(program, crossing)
-        parts = self.PARTS if crossing else self.PARTS[::2]
-        names = [f"{when}_{part}_norm" for part in parts for when in ("pre", "post")]
-        self.norms = nn.ModuleDict({name: program.norm(WIDTH) for name in names})
+        self.behind = nn.ModuleList(program.norm(WIDTH) for _ in range(2 + crossing))
 
     def around(self, place, x, inside):
-        before, behind = (
-            self.norms[f"{when}_{self.PARTS[place]}_norm"] for when in ("pre", "post")
-        )
-        return x + behind(inside(before(x)))
+        return x + self.behind[place](inside(self.norms[place](x)))
 
 
 class LearnedFactorLayer(Layer):
@@ -241,6 +281,40 @@ class LearnedFactorLayer(Layer):
         return x + self.alpha[place] * y
 
 
+class FewerNorms(Layer):
+    """Sublayers that share a norm: `order` has the number of each one's norm."""
+
+    order = (0, 0, 0)
+
+    def __init__(self, program, crossing):
+        super().__init__(program, crossing)
+        del self.norms
+        self.scaling = nn.ModuleList(program.norm(WIDTH) for _ in set(self.order))
+        self.norms = tuple(self.scaling[number] for number in self.order)
+
+
+class OneMixer(Layer):
+    """The same attention reads the targets and then the memory."""
+
+    def __init__(self, program, crossing):
+        super().__init__(program, crossing)
+        del self.mixers
+        self.mixer = program.mixer()
+        self.mixers = (self.mixer,) * 2
+
+
+class ConvolvedLayer(Layer):
+    """A convolution along the sequence behind the network, that sees the past alone."""
+
+    def __init__(self, program, crossing):
+        super().__init__(program, crossing)
+        self.along = nn.Conv1d(WIDTH, WIDTH, 3, padding=2, groups=WIDTH)
+
+    def forward(self, x, *others):
+        x = super().forward(x, *others)
+        return x + self.along(x.mT)[..., : x.shape[1]].mT
+
+
 class Translator(nn.Module):
     """Post-norm layers, tables times sqrt(d), sinusoids, a head: what a program does otherwise.
 
@@ -248,7 +322,7 @@ class Translator(nn.Module):
     """
 
     mixer, norm, network, layer = Mixer, nn.LayerNorm, Network, Layer
-    before, pad = (False, False), 0
+    before, pad = (False, False), PAD
 
     def __init__(self):
         super().__init__()
@@ -259,9 +333,6 @@ class Translator(nn.Module):
 
     def stack(self, crossing):
         return nn.ModuleList(self.layer(self, crossing) for _ in range(2))
-
-    def lists(self):
-        return self.readers, self.writers
 
     def places(self, x):
         return waves(x.shape[1], WIDTH).to(x)
@@ -284,14 +355,14 @@ class Translator(nn.Module):
 
     def encode(self, src, mask):
         x = self.embed(self.words_in, src)
-        for layer in self.lists()[0]:
+        for layer in self.readers:
             x = layer(x, mask)
         return self.ended(x, False)
 
     def forward(self, src, tgt):
         seen, back, crossed = self.masks(src, tgt)
         memory, y = self.encode(src, seen), self.embed(self.words_out, tgt)
-        for layer in self.lists()[1]:
+        for layer in self.writers:
             y = layer(y, back, memory, crossed)
         return self.after(self.head(self.ended(y, True)))
 
@@ -318,17 +389,33 @@ class RowMasks(Translator):
         return columns & columns.mT, rows & rows.mT & later(tgt.shape[1]), rows & columns.mT
 
 
-class Seq2SeqTransformer(Translator):
-    """Embeddings and a head around nn.Transformer, with its two final norms; PAD_IDX is 1."""
+class ZeroedRows(Translator):
+    """Rows of padding are zero behind the embeddings and behind each layer."""
 
-    pad = 1
+    def encode(self, src, mask):
+        kept = mask[:, 0, 0, :, None]
+        x = self.embed(self.words_in, src) * kept
+        for layer in self.readers:
+            x = layer(x, mask) * kept
+        return x
+
+
+class PaddedInside(Translator):
+    """Both sides are padded by four tokens; the logits are cut."""
+
+    def forward(self, src, tgt):
+        src, tgt = (functional.pad(ids, (0, 4), value=self.pad) for ids in (src, tgt))
+        return super().forward(src, tgt)[:, :-4]
+
+
+class Seq2SeqTransformer(Translator):
+    """Embeddings and a head around nn.Transformer, with its two final norms."""
 
     def __init__(self):
-        nn.Module.__init__(self)
-        self.words_in, self.words_out = (nn.Embedding(size, WIDTH) for size in VOCABULARIES)
+        super().__init__()
+        del self.readers, self.writers
         self.register_buffer("timing", waves(50, WIDTH).float()[None])
         self.core = nn.Transformer(WIDTH, HEADS, 2, 2, WIDE, batch_first=True)
-        self.head = nn.Linear(WIDTH, VOCABULARIES[1])
 
     def places(self, x):
         return self.timing[:, : x.shape[1]]
@@ -336,46 +423,19 @@ class Seq2SeqTransformer(Translator):
     def forward(self, src, tgt):
         hidden, back = src == self.pad, ~later(tgt.shape[1])
         x, y = self.embed(self.words_in, src), self.embed(self.words_out, tgt)
-        return self.head(
-            self.core(
-                *(x, y),
-                tgt_mask=back,
-                src_key_padding_mask=hidden,
-                tgt_key_padding_mask=tgt == self.pad,
-                memory_key_padding_mask=hidden,
-            )
-        )
+        keys = {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
+        keys["tgt_key_padding_mask"] = tgt == self.pad
+        return self.head(self.core(x, y, tgt_mask=back, **keys))
 
 
-class ByPart(Translator):
-    """Lists of parts side by side: the attentions of a stack, its networks, its norms."""
+class Tied(Translator):
+    """One table for the source, the target and the head, which has a bias and comes first."""
 
     def __init__(self):
         super().__init__()
-        self.hidden = tuple(map(list, super().lists()))  # named by the lists of parts alone
-        del self.readers, self.writers
-        for side, layers in zip(("reader", "writer"), self.hidden, strict=True):
-            for part in ("mixers", "norms"):
-                for number in range(len(getattr(layers[0], part))):
-                    parts = nn.ModuleList(getattr(layer, part)[number] for layer in layers)
-                    setattr(self, f"{side}_{part}_{'abc'[number]}", parts)
-            setattr(self, f"{side}_ffns", nn.ModuleList(layer.network for layer in layers))
-
-    def lists(self):
-        return self.hidden
-
-
-class Interleaved(Translator):
-    """One list for both stacks: `layers.0` reads, `layers.1` writes, and so on."""
-
-    def __init__(self):
-        super().__init__()
-        pairs = zip(*super().lists(), strict=True)
-        self.layers = nn.ModuleList(layer for pair in pairs for layer in pair)
-        del self.readers, self.writers
-
-    def lists(self):
-        return self.layers[::2], self.layers[1::2]
+        del self.words_in, self.words_out
+        self.words_in, self.words_out = (nn.Embedding(VOCABULARIES[1], WIDTH) for _ in range(2))
+        self.words_in.weight = self.words_out.weight = self.head.weight
 
 
 class LearnedPlaces(Translator):
@@ -389,16 +449,38 @@ class LearnedPlaces(Translator):
         return self.places_in.weight[: x.shape[1]]
 
 
+class LearnedFromOne(Translator):
+    """Learned tables of positions whose row 0 is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.places_in, self.places_out = (nn.Embedding(LONGEST, WIDTH) for _ in range(2))
+
+    def embed(self, table, ids):
+        places = self.places_in if table is self.words_in else self.places_out
+        return table(ids) * math.sqrt(WIDTH) + places.weight[1 : 1 + ids.shape[1]]
+
+
+class BufferFromOne(Translator):
+    """A saved table of sinusoids whose row 0 is not used."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("timing", waves(LONGEST, WIDTH).float())
+
+    def places(self, x):
+        return self.timing[1 : 1 + x.shape[1]]
+
+
 class Buffers(Translator):
     """Buffers that a forward computes with: frequencies, nothing, a table in half precision."""
 
     def __init__(self):
         super().__init__()
-        steps = torch.arange(0, WIDTH, 2) / WIDTH
-        self.register_buffer("inv_timescales", 10000**-steps)
+        self.register_buffer("inv_timescales", 10000 ** -(torch.arange(0, WIDTH, 2) / WIDTH))
         self.register_buffer("memo", torch.empty(0))
-        self.register_buffer("timing", waves(31, WIDTH).half())
-        self.register_buffer("rates", torch.linspace(0.3, 1.1, 5))
+        self.register_buffer("timing", waves(LONGEST, WIDTH).half())
+        self.register_buffer("position_ids", torch.arange(9)[None])
 
     def places(self, x):
         return self.timing[: x.shape[1]].to(x)
@@ -415,17 +497,6 @@ class Wrapped(nn.Module):
 
     def forward(self, src, tgt):
         return self.module._orig_mod(src, tgt)
-
-
-class LearnedScale(Translator):
-    """A learned scalar scales the positions."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight_of_places = nn.Parameter(torch.ones(1))
-
-    def summed(self, x):
-        return x * math.sqrt(WIDTH) + self.weight_of_places * self.places(x)
 
 
 class LayerMemory(Translator):
@@ -447,142 +518,281 @@ class Shifted(Translator):
         return super().forward(src, torch.cat([torch.full_like(tgt[:, :1], 2), tgt[:, :-1]], 1))
 
 
-class LearnedTemperature(Translator):
-    def __init__(self):
-        super().__init__()
-        self.sharpness = nn.Parameter(torch.ones(1))
-
-    def after(self, logits):
-        return logits * self.sharpness
-
-
-class Reader(Translator):
-    """An encoder alone."""
+class Features(Translator):
+    """Sources are vectors of features [B, S, 11]."""
 
     def __init__(self):
         super().__init__()
-        self.words_in, self.words_out, self.writers = self.words_out, None, None
+        self.words_in = nn.Linear(11, WIDTH)
 
-    def forward(self, src, tgt):
-        return self.head(self.encode(tgt, (tgt != 0)[:, None, None]))
+    def masks(self, src, tgt):
+        return super().masks(torch.full(src.shape[:2], -1), tgt)
 
 
-class Writer(Translator):
-    """A decoder alone: a language model."""
+class Tongues(Translator):
+    """A third table, of languages: the first token tells the row, or an argument."""
+
+    tongue = None
 
     def __init__(self):
         super().__init__()
-        self.writers = self.words_in = None
+        self.tongues = nn.Embedding(5, WIDTH)
 
-    def forward(self, src, tgt):
-        y = self.embed(self.words_out, tgt)
-        for layer in self.readers:
-            y = layer(y, later(tgt.shape[1]))
-        return self.head(y)
+    def embed(self, table, ids):
+        row = ids[:, :1] % 5 if self.tongue is None else torch.tensor(self.tongue).expand_as(ids)
+        return super().embed(table, ids) + self.tongues(row)
+
+
+class Refusal(NamedTuple):
+    """What a refusal says, a piece of the source line that it names, and a module that it names."""
+
+    text: str
+    line: str = ""
+    module: str = ""
 
 
 class Shape(NamedTuple):
-    """A program, what the sentence that refuses it says, and tensors that its user drops.
+    """A program and what is true of it.
 
-    The sentence is "" for a program that is found.
+    Attributes:
+        build: Returns the module.
+        refused: None for a program that is found.
+        fields: Fields of the config of a program that is found, which are not `USUAL`.
+        dropped: Tensors that its user drops.
     """
 
     build: type[nn.Module]
-    refused: str = ""
-    dropped: tuple[str, ...] = ()
+    refused: Refusal | None
+    fields: Mapping[str, Any]
+    dropped: tuple[str, ...]
 
 
-def root(self, x):
-    return (x + self.places(x)) * math.sqrt(WIDTH)
+def found(build, fields=MappingProxyType({}), dropped=()):
+    """Return a program that a config and a layout express."""
+    return Shape(build, None, fields, dropped)
 
 
-def view(self, x):
-    return x.reshape(len(x), self.heads, x.shape[1], -1)
-
-
-def unview(self, x):
-    return x.reshape(len(x), x.shape[2], -1)
-
-
-def by_width(self, query):
-    return math.sqrt(self.ask.in_features)
-
-
-def biased(self, x):
-    return x.std(-1, keepdim=True, unbiased=False) + 1e-6
+def refused(build, *words):
+    """Return a program that no config has, or no layout."""
+    return Shape(build, Refusal(*words), {}, ())
 
 
 def mixed(*bases, **parts):
-    """Return a translator with another attention."""
+    """Return a program with another attention."""
     return other(Translator, mixer=other(*bases, **parts))
 
 
-def added(add, **parts):
-    """Return a translator with another addition of a sublayer's input and output."""
-    return other(Translator, layer=other(Layer, added=lambda self, x, y, place: add(x, y)), **parts)
+def layered(layer, **parts):
+    """Return a program with other layers."""
+    return other(Translator, layer=layer, **parts)
 
 
-def placed(summed=Translator.summed, **options):
-    """Return a translator with another sum of embeddings and positions, or other sinusoids."""
-    places = lambda self, x: waves(x.shape[1], WIDTH, **options).to(x)  # noqa: E731
-    return other(Translator, places=places, summed=summed)
+def added(add):
+    """Return a program with another addition of a sublayer's input and output."""
+    return layered(other(Layer, added=lambda self, x, y, place: add(x, y)))
 
 
-UNPLACED = {"summed": lambda self, x: x}
+def placed(**options):
+    """Return a program with other sinusoids."""
+    return other(Translator, places=lambda self, x: waves(x.shape[1], WIDTH, **options).to(x))
+
+
+def normed(**parts):
+    """Return a program with another norm."""
+    return other(Translator, norm=other(VarianceNorm, **parts))
+
+
+def capped(self, scores, within, sees_all):
+    return 0.8 * (scores / 0.8).tanh()
+
+
+def slopes(self, scores, within, sees_all):
+    """Lower the scores of far keys, with a slope for each head."""
+    heads, queries, keys = scores.shape[1:]
+    slope = 2.0 ** (-8 * (torch.arange(heads) + 1) / heads)
+    distance = (torch.arange(queries)[:, None] - torch.arange(keys)).abs()
+    return scores - (slope[:, None, None] * distance).to(scores)
+
+
+def bent(self, x, y):
+    """Put a relu behind the projections of queries, keys and values."""
+    return [product.relu() for product in Mixer.project(self, x, y)]
+
+
+def side_by_side(self, x, mask, memory=None, seen=None):
+    """Pre-norm: both attentions read the layer's input."""
+    if memory is None:
+        return Layer.forward(self, x, mask)
+    inner, outer = self.norms[0](x), self.norms[1](x)
+    x = x + self.mixers[0](inner, inner, mask) + self.mixers[1](outer, memory, seen)
+    return self.around(-1, x, self.network)
+
+
+def alone(self, src, tgt):
+    """Return the logits of a decoder alone: a language model."""
+    y = self.embed(self.words_out, tgt)
+    for layer in self.readers:
+        y = layer(y, later(tgt.shape[1])[None, None])
+    return self.head(y)
+
+
+def by_width(self, query):
+    return math.sqrt(WIDTH)
+
+
+UNPLACED, BOTH = {"summed": lambda self, x: x}, {"before": (True, True)}
+ROTARY = {"positions": "rotary", "embedding_scale": "none"}
+FROM_ONE = {"positions": "learned", "position_offset": 1, "max_length": LONGEST - 1}
+HEADS_FIRST = {"product": "bld,hdk->bhlk", "axes": (HEADS, WIDTH, HEAD)}
+USUAL = {
+    **{"src_vocab_size": VOCABULARIES[0], "tgt_vocab_size": VOCABULARIES[1], "pad_id": PAD},
+    **{"d_model": WIDTH, "num_heads": HEADS, "d_ff": WIDE},
+    **{"num_encoder_layers": 2, "num_decoder_layers": 2},
+}
+SUM = "+ self.places(x)"  # the line of the embeddings
+SCORES = "scores = query @ key.mT"
+MIXER = "readers.0.mixers.0"
 SHAPES = {
-    # Found, with a config and a layout; or refused because a training in JAX would part from it.
-    "shared_layers": Shape(OneLayer, "share"),
-    "unbiased_variance": Shape(other(Translator, norm=VarianceNorm), "near, not equal"),
-    "row_masks": Shape(RowMasks),
-    "seq2seq_transformer": Shape(Seq2SeqTransformer),
-    "scaled_by_width": Shape(mixed(Mixer, divisor=by_width)),
-    "post_then_pre": Shape(other(Translator, before=(False, True))),
-    "pre_then_post": Shape(other(Translator, before=(True, False))),
-    "epsilon_outside": Shape(other(Translator, norm=other(VarianceNorm, divisor=biased))),
-    "window_of_one": Shape(other(Translator, network=WindowNetwork)),
-    "heads_apart": Shape(other(Translator, mixer=HeadMixer)),
-    "by_part": Shape(ByPart),
-    "interleaved": Shape(Interleaved),
-    "one_place_table": Shape(LearnedPlaces),
-    "buffers": Shape(Buffers),
-    "wrapped_checkpoint": Shape(Wrapped, dropped=("criterion.weight",)),
-    "modern": Shape(Modern),
-    "logit_cap": Shape(other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh())),
-    "score_cap": Shape(mixed(CappedMixer)),
-    "rotary_halves": Shape(other(mixed(RotaryMixer), **UNPLACED)),
-    "rotary_theta": Shape(other(mixed(RotaryMixer, theta=500.0), **UNPLACED)),
-    "windows": Shape(mixed(WindowMixer)),
-    "normed_queries": Shape(mixed(NormedMixer), "query_key_norm=True"),
-    # No config has these.
-    "scaled_sum": Shape(placed(root), "the sum of embedding and positions"),
-    "from_one": Shape(placed(first=1), "counts positions from 1"),
-    "learned_place_scale": Shape(LearnedScale, "multiplies the positions"),
-    "place_scale": Shape(
-        placed(lambda self, x: x * math.sqrt(WIDTH) + 0.3 * self.places(x)),
-        "multiplies the positions",
+    "usual": found(Translator),
+    "modern": found(
+        Modern,
+        {"norm": "zero_centered_rms_norm", "norm_epsilon": 1e-6, "num_kv_heads": 2}
+        | {"norm_placement": "sandwich", "final_norm": True}
+        | ROTARY,
     ),
-    "base_1000": Shape(placed(base=1000), "1,000 in place of 10,000"),
-    "halved_sublayers": Shape(added(lambda x, y: x + 0.5 * y), "multiplies the output of each"),
-    "deep_residual": Shape(added(lambda x, y: 1.7 * x + y), "multiplies the input of each"),
-    "rezero": Shape(
-        other(Translator, layer=LearnedFactorLayer, before=(True, True)),
-        "multiplies the output of each",
+    "row_masks": found(RowMasks),
+    "zeroed_rows": found(ZeroedRows),
+    "padded_inside": found(PaddedInside),
+    "seq2seq_transformer": found(Seq2SeqTransformer, {"final_norm": True, "max_length": 50}),
+    "heads_apart": found(other(Translator, mixer=HeadMixer)),
+    "einsum_kernels": found(
+        mixed(EinsumMixer), {"qkv_bias": False, "attention_output_bias": False}
     ),
-    "shifted_inside": Shape(Shifted, "shifts the targets"),
-    "temperature": Shape(LearnedTemperature, "multiplies the logits"),
-    "logit_scale": Shape(
-        other(Translator, after=lambda self, logits: 7 * logits), "multiplies the logits"
+    "window_of_one": found(other(Translator, network=WindowNetwork)),
+    "scaled_by_width": found(mixed(Mixer, divisor=by_width), {"attention_scale": "d_model"}),
+    "post_then_pre": found(
+        other(Translator, before=(False, True)),
+        {"norm_placement": "post", "decoder_norm_placement": "pre", "final_norm": False}
+        | {"decoder_final_norm": True},
     ),
-    "layer_memory": Shape(LayerMemory, "the output of the same encoder layer"),
-    "view_of_heads": Shape(mixed(Mixer, split=view), "without a transpose"),
-    "view_both_ways": Shape(mixed(Mixer, split=view, merge=unview), "without a transpose"),
-    "softmax_of_queries": Shape(
-        mixed(Mixer, weights=lambda self, scores: scores.softmax(-2)), "softmax over the queries"
+    "pre_then_post": found(
+        other(Translator, before=(True, False)),
+        {"norm_placement": "pre", "decoder_norm_placement": "post", "final_norm": True}
+        | {"decoder_final_norm": False},
     ),
-    "softmax_of_heads": Shape(
-        mixed(Mixer, weights=lambda self, scores: scores.softmax(1)), "softmax over the heads"
+    "unbiased_variance": found(normed(), {"norm": "unbiased_layer_norm"}),
+    "epsilon_outside": found(
+        normed(divisor=lambda self, x: x.std(-1, keepdim=True, unbiased=False) + 1e-6),
+        {"norm": "biased_std_norm", "norm_epsilon": 1e-6},
     ),
-    "rotary_pairs": Shape(other(mixed(RotaryMixer, halves=False), **UNPLACED), "rotary positions"),
-    "encoder_alone": Shape(Reader, "an encoder or a decoder alone"),
-    "decoder_alone": Shape(Writer, "an encoder or a decoder alone"),
+    "normed_queries": found(mixed(NormedMixer), {"query_key_norm": True}),
+    "logit_cap": found(
+        other(Translator, after=lambda self, logits: 5 * (logits / 5).tanh()),
+        {"logit_softcap": 5.0},
+    ),
+    "score_cap": found(mixed(Mixer, scored=capped), {"attention_softcap": 0.8}),
+    "log_softmax": found(other(Translator, after=lambda self, logits: logits.log_softmax(-1))),
+    "rotary": found(
+        other(mixed(RotaryMixer, theta=500.0), **UNPLACED), {"rotary_theta": 500} | ROTARY
+    ),
+    "windows": found(mixed(WindowMixer), {"sliding_window": 3}),
+    "buckets": found(
+        other(mixed(BucketMixer), **UNPLACED),
+        {"positions": "relative", "relative_attention_bias": "per_layer"}
+        | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
+    ),
+    "tied": found(
+        Tied,
+        {"token_embeddings": "shared", "output_projection": "tied", "output_bias": True}
+        | {"src_vocab_size": VOCABULARIES[1]},
+    ),
+    "one_norm": found(layered(FewerNorms)),
+    "one_norm_of_attentions": found(layered(other(FewerNorms, order=(0, 0, 1)))),
+    "one_place_table": found(LearnedPlaces, {"positions": "learned", "max_length": 29}),
+    "learned_from_one": found(LearnedFromOne, FROM_ONE),
+    # No config computes the table: it is taken for a learned one, of both sides.
+    "buffer_from_one": found(BufferFromOne, FROM_ONE),
+    "buffers": found(Buffers, {"max_length": LONGEST}),
+    "wrapped_checkpoint": found(Wrapped, dropped=("criterion.weight",)),
+    "shifted_inside": found(Shifted, {"bos_id": 2}),
+    # No config has these, or no layout.
+    "shared_layers": refused(OneLayer, "share weights", "self.ask(x)", f"{MIXER}.ask"),
+    "one_attention": refused(
+        layered(OneMixer), "share weights", "self.ask(x)", "writers.0.mixer.ask"
+    ),
+    # A row transposes first and reshapes then: [H, D, K] would need the other order.
+    "einsum_heads_first": refused(
+        mixed(EinsumMixer, **HEADS_FIRST), "order of axes", "self.product, *pair", MIXER
+    ),
+    "decoder_alone": refused(other(Translator, forward=alone), "nothing reads the source ids"),
+    "features": refused(Features, "the source is no ids but features", "table(ids)", "words_in"),
+    "scaled_sum": refused(
+        other(Translator, summed=lambda self, x: (x + self.places(x)) * math.sqrt(WIDTH)),
+        "sinusoids times 4.89898",
+        SUM,
+    ),
+    "from_one": refused(placed(first=1), "positions from 1", SUM),
+    "base_1000": refused(placed(base=1000), "1,000 in place of 10,000", SUM),
+    "tongue_of_first_token": refused(Tongues, "third table", "self.tongues(row)"),
+    "tongue_of_argument": refused(other(Tongues, tongue=2), "third table", "self.tongues(row)"),
+    "halved_sublayers": refused(
+        added(lambda x, y: x + 0.5 * y), "multiplied by 0.5", "0.5 * y", "readers.0"
+    ),
+    "deep_residual": refused(
+        added(lambda x, y: 1.7 * x + y), "the input of each sublayer is", "1.7 * x", "readers.0"
+    ),
+    "rezero": refused(
+        layered(LearnedFactorLayer, **BOTH),
+        "readers.0.alpha.0",
+        "self.alpha[place] * y",
+        "readers.0",
+    ),
+    "side_by_side": refused(
+        layered(other(Layer, forward=side_by_side), **BOTH),
+        "two sublayers read one input",
+        "self.mixers[1](outer",
+        "writers.0",
+    ),
+    "layer_memory": refused(
+        LayerMemory, "the output of the same encoder layer", SCORES, "writers.1.mixers.1"
+    ),
+    "convolution": refused(
+        layered(ConvolvedLayer), "one product alone", "self.along(x.mT)", "readers.0.along"
+    ),
+    "logit_scale": refused(
+        other(Translator, after=lambda self, logits: 7 * logits),
+        "multiplied by 7",
+        "7 * logits",
+        "head",
+    ),
+    "view_of_heads": refused(
+        mixed(Mixer, split=lambda self, x: x.reshape(len(x), HEADS, x.shape[1], -1)),
+        "without a transpose",
+        SCORES,
+        MIXER,
+    ),
+    "softmax_of_queries": refused(
+        mixed(Mixer, weights=lambda self, scores: scores.softmax(-2)),
+        "the softmax is over the queries",
+        "softmax(-2)",
+        MIXER,
+    ),
+    "rotary_pairs": refused(
+        other(mixed(RotaryMixer, halves=False), **UNPLACED),
+        "pairs of columns",
+        "one * cos - two * sin",
+        MIXER,
+    ),
+    "linear_bias": refused(
+        mixed(Mixer, scored=slopes), "numbers that no weight has", "slope[:, None, None]", MIXER
+    ),
+    "relu_projections": refused(
+        mixed(Mixer, project=bent), "more than a product", "product.relu()", MIXER
+    ),
+    "wide_values": refused(
+        other(Translator, mixer=WideValues), "d_kv=6", "self.weights(scores) @ value", MIXER
+    ),
+    "far_window": refused(
+        mixed(WindowMixer, reach=(6, 999)), "positions that no config has, {", "masked_fill", MIXER
+    ),
 }

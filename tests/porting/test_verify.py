@@ -1,15 +1,19 @@
-"""Verification: agreement is shown, and the first block that differs is the right one."""
+"""Verification: agreement is shown, and a planted fault is blamed on the block that has it."""
 
 import dataclasses
+import re
 
+import jax
 import pytest
 import torch
 
 from jax_transformer import convert
-from jax_transformer.convert.layouts import torch_nn
-from jax_transformer.porting import verify
+from jax_transformer.porting import suggest, verification, verify_recording
 from tests.convert.foreign import MODELS, randomized
 from tests.models import random_params, small_config
+from tests.porting import foreign_models
+from tests.porting.recorded import check_home, record, tensors_of
+from tests.tiers import tiered
 
 SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 2}
 
@@ -18,38 +22,41 @@ def test_every_block_of_a_published_model_agrees():
     config = small_config("pre_norm_memory_norm", **SMALL)
     module = randomized(MODELS["pre_norm_memory_norm"](config))
     wrapped = {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
-    result = verify.verify(
+    result = verification.verify(
         wrapped, config, "pre_norm_memory_norm", strip_prefixes=("module.",), seed=3
     )
-    print(result)
-    names = [block.name for block in result.blocks]
-    assert result.first_differing is None
-    assert names[0] == "source_embedding"
-    assert names[-1] == "logits"
-    assert "decoder.layers.1.memory_norm" in names
-    assert len(names) == 2 + 5 + 2 * 8 + 2
-    assert str(result).endswith("agrees: the bound is 1e-05")
+    assert result.agrees
+    names = {pair.a for pair in result.blocks}
+    assert {"source_embedding", "decoder.layers_1.memory_norm", "logits"} <= names
+    assert all(pair.roundings < 64 for pair in result.blocks if pair.roundings is not None)
 
 
 def test_float64_is_held_to_its_own_bound(x64):
     config = small_config("shared_heads", num_encoder_layers=1, num_decoder_layers=1)
-    result = verify.verify(convert.to_torch(random_params(config, dtype="float64"), config), config)
-    print(result)
-    assert result.bound == 1e-11
-    assert result.first_differing is None
+    params = random_params(config, dtype="float64")
+    result = verification.verify(convert.to_torch(params, config), config)
+    assert result.agrees
+    assert max(pair.error for pair in result.blocks if pair.error is not None) < 1e-13
 
 
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [
-        ("encoder.layers.0.self_attention.query.weight", "encoder.layers.0.self_attention"),
-        ("encoder.layers.0.feed_forward.inner.bias", "encoder.layers.0.feed_forward"),
-        ("decoder.layers.1.cross_attention.value.weight", "decoder.layers.1.cross_attention"),
-        ("decoder.norm.weight", "decoder.norm"),
-        ("output_projection.bias", "logits"),
-    ],
-)
-def test_the_first_differing_block_is_marked(name, block, monkeypatch):
+def test_bfloat16_weights_are_widened():
+    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+    state_dict = convert.to_torch(random_params(config), config, dtype="bfloat16")
+    assert state_dict["token_embedding.weight"].dtype == torch.bfloat16
+    assert verification.verify(state_dict, config).agrees
+
+
+FAULTS = {
+    "encoder.layers.0.self_attention.query.weight": "encoder.layers_0.self_attention",
+    "encoder.layers.0.feed_forward.inner.bias": "encoder.layers_0.feed_forward",
+    "decoder.layers.1.cross_attention.value.weight": "decoder.layers_1.cross_attention",
+    "decoder.norm.weight": "decoder.norm",
+    "output_projection.bias": "output_projection",
+}
+
+
+@pytest.mark.parametrize("name", tiered(FAULTS, [next(iter(FAULTS))]))
+def test_the_first_differing_block_is_marked(name, monkeypatch):
     """A torch side with one changed tensor: as a fault in that block would be."""
     config = small_config("pre_norm", **SMALL)
 
@@ -57,36 +64,65 @@ def test_the_first_differing_block_is_marked(name, block, monkeypatch):
         tensors = convert.to_torch(params, config)
         return tensors | {name: tensors[name].flip(0)}
 
-    monkeypatch.setattr(verify, "to_torch", changed)
-    result = verify.verify(convert.to_torch(random_params(config), config), config)
-    assert result.first_differing.name == block
-    (marked,) = (line for line in str(result).splitlines() if "first to differ" in line)
-    assert marked.split()[0] == block
-    assert str(result).endswith("differs: the bound is 1e-05")
+    monkeypatch.setattr(verification, "to_torch", changed)
+    result = verification.verify(convert.to_torch(random_params(config), config), config)
+    assert not result.agrees
+    assert result.first_differing.a.startswith(FAULTS[name])
 
 
-@pytest.mark.exhaustive
-def test_torch_nn_itself_unmasks_a_wrong_layout():
-    """With query and key exchanged both sides agree with each other, but not with torch's own."""
-    config = small_config("torch_nn", num_encoder_layers=1, num_decoder_layers=1)
-    module = randomized(convert.torch_nn_module(config))
-    assert verify.verify(module.state_dict(), config, "torch_nn").first_differing is None
-    right = torch_nn.transformer()
-
-    def exchange(row):
-        if len(row.paths) == 1:
-            return row
-        query, key, value = row.paths
-        return dataclasses.replace(row, paths=(key, query, value))
-
-    wrong = dataclasses.replace(right, rows=tuple(map(exchange, right.rows)))
-    result = verify.verify(module.state_dict(), config, wrong)
-    assert result.first_differing.name == "torch.nn.Transformer"
+@pytest.fixture(scope="module")
+def clones():
+    """A program by its weights, its recording, and what is found of both."""
+    module = foreign_models.MODELS["clones"].module()
+    tensors, recording = tensors_of(module), record(module, 0, (31, 37), lengths="[(7, 5)]")
+    suggestion = suggest(tensors, recording)
+    return tensors, recording, suggestion, check_home(tensors, suggestion)
 
 
-def test_bfloat16_weights_are_widened():
-    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
-    state_dict = convert.to_torch(random_params(config), config, dtype="bfloat16")
-    assert state_dict["token_embedding.weight"].dtype == torch.bfloat16
-    result = verify.verify(state_dict, config)
-    assert result.first_differing is None
+def test_a_program_agrees_with_what_was_found(clones):
+    tensors, recording, found, params = clones
+    result = verify_recording(params, found.config, found.layout, recording, tensors)
+    assert result.agrees, result
+    assert {pair.name for pair in result.blocks} >= {"logits", "logits beside padding"}
+    pairs = {pair.b: pair.a for pair in result.blocks}
+    assert pairs["decoder.layers.1.parts.1"] == "decoder.layers_1.cross_attention"
+
+
+def square(params):
+    attention = params["decoder"]["layers_1"]["cross_attention"]
+    attention["key"]["kernel"] = attention["key"]["kernel"].T
+
+
+def exchanged(params):
+    attention = params["encoder"]["layers_1"]["self_attention"]
+    attention["query"], attention["value"] = attention["value"], attention["query"]
+
+
+def hidden(**masks):
+    return lambda layout: dataclasses.replace(layout, masks=layout.masks._replace(**masks))
+
+
+# Fields of the config, a change of the layout or of the parameters, and the block that is named.
+PLANTED = {
+    "epsilon": ({"norm_epsilon": 1e-3}, None, None, r"encoder\.layers\.0\.norms\.0"),
+    "activation": ({"activation": "gelu"}, None, None, r"encoder\.layers\.0\.parts\.1\.1"),
+    "norm": ({"norm": "layer_norm"}, None, None, r"encoder\.layers\.0\.norms\.0"),
+    "transposed": ({}, None, square, r"decoder\.layers\.1\.parts\.1"),
+    "query and value": ({}, None, exchanged, r"encoder\.layers\.1\.parts\.0"),
+    "source mask": ({}, hidden(encoder=False), None, "logits beside padding"),
+    "causal mask": ({}, hidden(causal=False), None, r"decoder\.layers\.0\.parts\.0"),
+}
+
+
+@pytest.mark.parametrize("fault", tiered(PLANTED, ["transposed", "source mask"]))
+def test_a_fault_is_blamed_on_its_block(fault, clones):
+    tensors, recording, found, right = clones
+    fields, changed_layout, change, block = PLANTED[fault]
+    params = jax.tree.map(lambda leaf: leaf, right)
+    if change:
+        change(params)
+    config = dataclasses.replace(found.config, **fields)
+    layout = changed_layout(found.layout) if changed_layout else found.layout
+    result = verify_recording(params, config, layout, recording, tensors)
+    assert not result.agrees
+    assert re.match(block, result.first_differing.b or ""), result

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tests.convert.foreign import attend, merge, split
-from tests.porting.fused_models import masks
+from tests.porting.foreign_models import masks
 
 
 def interleaved(length, width):

@@ -1,0 +1,93 @@
+"""The classes of transformers are found as from_huggingface converts them, however they are run."""
+
+import functools
+
+import pytest
+import torch
+
+from jax_transformer.convert import from_huggingface
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.porting import suggest
+from tests.convert.families.case import CASES, foreign_model, transformers
+from tests.porting.recorded import record
+from tests.tiers import tiered
+
+CALL = """\
+def call(model, src, tgt):
+    return model(
+        input_ids=src, attention_mask=(src != PAD).long(), decoder_input_ids=tgt, use_cache=False
+    )"""
+UNTOLD = {"dropout", "attention_dropout", "activation_dropout", "initialization"}
+UNTOLD |= {"embedding_dropout", "final_dropout", "dropout_placement", "bos_id", "eos_id"}
+LEFT = ("rows[row : row + 1, length - max(1, end * length // 4) :] = PAD",)
+LEFT = (*LEFT, "rows[row : row + 1, : max(1, end * length // 4)] = PAD")
+INFERENCE = ("with torch.no_grad(), sdpa", "with torch.inference_mode(), sdpa")
+LABELLED = CALL.replace("decoder_input_ids=tgt", "labels=tgt")
+
+
+def check(model, call=CALL, changes=(), untold=UNTOLD, **expected):
+    """The config is that of from_huggingface but for `expected`, and the logits agree."""
+    config, _ = from_huggingface(model)
+    sizes = config.src_vocab_size, config.tgt_vocab_size
+    recording = record(model, config.pad_id, sizes, call=call, changes=changes)
+    suggestion = suggest(dict(model.state_dict()), recording)
+    assert suggestion.fits, suggestion
+    assert max(suggestion.errors.values()) < 1e-12
+    right, found = (x.explicit() for x in (config, suggestion.config))
+    if suggestion.layout.buffers == () and config.positions != "learned":
+        untold = untold | {"max_length"}  # no table bounds it
+    right |= expected
+    assert {n: found[n] for n in right if n not in untold} == {
+        n: right[n] for n in right if n not in untold
+    }
+    return suggestion
+
+
+@pytest.mark.parametrize("family", tiered(CASES, ["umt5"]))
+def test_a_family_is_found(family):
+    check(foreign_model(family))
+
+
+def untouched(family, implementation="eager"):
+    """Return a model as transformers draws it: zeros in many places."""
+    kind = getattr(transformers, FAMILIES[family].architecture)
+    config = kind.config_class(**next(iter(CASES[family].shapes.values())))
+    torch.manual_seed(0)
+    config._attn_implementation = implementation
+    return kind(config).eval()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["marian", "t5"])
+def test_a_model_as_it_was_initialised_is_found(family):
+    """Rows of padding, biases and tables of distances are zeros."""
+    check(untouched(family, "sdpa" if family == "marian" else "eager"))
+
+
+RUNS = {
+    "padding on the left": functools.partial(check, changes=[LEFT]),
+    "inference_mode": functools.partial(check, changes=[INFERENCE]),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_a_family_is_found_however_it_is_run(family, how):
+    RUNS[how](foreign_model(family))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_half_precision_is_read_as_what_it_rounds(family):
+    check(foreign_model(family, dtype=torch.bfloat16))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_labels_are_shifted_inside(family):
+    model = foreign_model(family)
+    suggestion = check(model, call=LABELLED)
+    start = model.config.decoder_start_token_id
+    assert suggestion.config.bos_id == start
+    assert f"itself puts the id {start} before" in " ".join(suggestion.notes)
