@@ -65,7 +65,7 @@ def test_the_right_model_agrees_and_a_report_says_so(recorded, verify, tmp_path)
     assert printed == ""
     code, printed = verify(recorded[0], wrong, "--report=report.html", "--overwrite")
     assert code == 1
-    assert "first in encoder.layers.0.self_attention_residual.norm" in printed
+    assert "first in encoder.layers_0.self_attention_residual.norm" in printed
     assert "a differs from b" in (tmp_path / "report.html").read_text()
     assert "must end in .html" in verify(recorded[0], CONFIG, "--report=report.txt")[0]
 
