@@ -261,26 +261,27 @@ def exact_numbers(probe: Probe, config: TransformerConfig) -> dict[int, np.ndarr
         known.append(rotary_angles(2, columns, config.rotary_theta, config.rotary_scaling)[1])
         if config.sliding_window_theta:
             known.append(rotary_angles(2, columns, config.sliding_window_theta)[1])
-    arrays = {key: probe.replay.own[key].numpy() for key in probe.leaves}
-    arrays |= {
-        k: array for k, array in probe.run.constants.items() if array.dtype.kind not in "iub"
-    }
+    constants = [key for key, array in probe.run.constants.items() if array.dtype.kind not in "iub"]
     found = {}
-    for key, array in arrays.items():
+    for key in (*probe.leaves, *constants):
+        tensor = probe.replay.own[key]
+        shape, size = tuple(tensor.shape), tensor.numel()
         near = [
             exact
             for exact in known
-            if array.size == exact.size
-            and np.abs(array.reshape(-1).astype(np.float64) / exact - 1).max() < TABLE_ROUNDING
+            if size == exact.size
+            and np.abs(tensor.double().numpy().reshape(-1) / exact - 1).max() < TABLE_ROUNDING
         ]
         if near:
-            found[key] = near[0].reshape(array.shape)
-        elif kind.startswith("sinusoidal") and array.size % width == 0 and array.size > 2 * width:
-            rows = array.reshape(-1, width)
-            some = rows[1:3].astype(np.float64)
-            begin = sinusoidal_positions(3, width, kind)[1:]
+            found[key] = near[0].reshape(shape)
+        elif kind.startswith("sinusoidal") and size % width == 0 and size > 2 * width:
+            rows = tensor.reshape(-1, width)
+            some, begin = rows[1:3].double().numpy(), sinusoidal_positions(3, width, kind)[1:]
             if np.abs(begin - some)[some.any(1)].max(initial=0) < TABLE_ROUNDING:
-                exact = np.where(rows.any(1)[:, None], sinusoidal_positions(*rows.shape, kind), 0)
-                if np.abs(exact - rows).max() < TABLE_ROUNDING:
-                    found[key] = exact.reshape(array.shape)
+                table = rows.double().numpy()
+                exact = np.where(
+                    table.any(1)[:, None], sinusoidal_positions(len(table), width, kind), 0
+                )
+                if np.abs(exact - table).max() < TABLE_ROUNDING:
+                    found[key] = exact.reshape(shape)
     return found

@@ -90,6 +90,7 @@ class _Reader:
         self.source_root = source.root
         self.dynamic = self.graph.after([source.root, target.root])
         self.tokens = {"encoder": source.ids != self.pad_id, "decoder": target.ids != self.pad_id}
+        self.tokens["decoder"][:, 0] = True  # BOS is no padding, whatever its id
         of_target = self.graph.after([target.root])
         cuts = self.graph.cuts(source.root, [self.run.output])
         alone = [cut for cut in cuts if cut not in of_target]

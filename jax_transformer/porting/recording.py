@@ -221,9 +221,11 @@ def read_recording(path: str | os.PathLike) -> Recording:
         raise InputError(f"{path} is no recording, it has no runs: {remedy}")
     try:
         runs = tuple(_run(numbered[number]) for number in sorted(numbered))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        check_runs(runs)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a wrong number or name in the file makes of torch
         raise InputError(f"{path} is no recording, {one_line(repr(error))}: {remedy}") from error
-    check_runs(runs)
     return Recording(runs, int(pad.reshape(-1)[0]))
 
 
@@ -239,17 +241,33 @@ def _run(tensors: Mapping[str, np.ndarray]) -> Run:
         for leaf in text["leaves"]
     ]
     constants = {int(key): array for key, array in tensors.items() if key.isdecimal()}
-    parts = [Part(path, kind, tuple(outs), tuple(ins)) for path, kind, outs, ins in text["parts"]]
+    calls = _needed([_call(row) for row in text["calls"]], text["output"])
+    values = {key for call in calls for key in (*call.outputs, *call.reads)}
+    parts = [
+        Part(path, kind, tuple(outs), tuple(key for key in ins if key in values))
+        for path, kind, outs, ins in text["parts"]
+        if values.issuperset(outs)
+    ]
     return Run(
         source=text["source"],
         target=text["target"],
         output=text["output"],
         logits=tensors["logits"],
-        calls=tuple(map(_call, text["calls"])),
+        calls=tuple(calls),
         leaves=tuple(leaves),
         constants=constants,
         parts=tuple(parts),
     )
+
+
+def _needed(calls: list[Call], output: int) -> list[Call]:
+    """Return the calls without those that the output does not depend on, for example of a loss."""
+    needed, kept = {output}, []
+    for call in reversed(calls):
+        if not needed.isdisjoint(call.outputs):
+            needed.update(call.reads)
+            kept.append(call)
+    return kept[::-1]
 
 
 def _call(row: list[Any]) -> Call:

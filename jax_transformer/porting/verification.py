@@ -354,7 +354,11 @@ def _masks(
     Args:
         inside: Which positions of each side the program was given.
     """
-    tokens = [ids != config.pad_id if ids.ndim == 2 else True for ids in (src, tgt)]
+    tokens = [
+        ids != config.pad_id if ids.ndim == 2 else np.ones(ids.shape[:2], bool)
+        for ids in (src, tgt)
+    ]
+    tokens[1][:, 0] = True  # BOS is no padding, whatever its id
     sources = [
         (inside[0] & (tokens[0] | (not hidden)))[:, None, None]
         for hidden in (masks.encoder, masks.memory)

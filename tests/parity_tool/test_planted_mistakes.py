@@ -12,8 +12,8 @@ from jax_transformer import parity
 from tests.parity_tool import plain_copy
 from tests.parity_tool.mistakes import IN_A_BLOCK, OF_A_FUNCTION, PLACES, Mistake
 from tests.parity_tool.torch_program import Program
+from tests.tiers import tiered_rows
 
-pytestmark = pytest.mark.exhaustive  # test_compare.py has quick cases
 # Callbacks under vmap compile anew in each run of the Equinox copy.
 FEWER = [text for text in IN_A_BLOCK if "decoder" in text]
 
@@ -48,6 +48,7 @@ def compared(copy, text):
         return parity.compare(parity.record(model, lambda model: call(model, *ids())), expected)
 
 
+@pytest.mark.exhaustive  # test_compare.py has quick cases
 @pytest.mark.parametrize("copy", ["linen", "nnx", "equinox"])
 def test_a_right_copy_agrees_block_by_block(copy):
     comparison = compared(copy, "")
@@ -59,8 +60,12 @@ def test_a_right_copy_agrees_block_by_block(copy):
 
 @pytest.mark.parametrize(
     ("copy", "text"),
-    [(copy, text) for copy in ("linen", "nnx") for text in IN_A_BLOCK]
-    + [("equinox", text) for text in FEWER],
+    tiered_rows(
+        [(copy, text) for copy in ("linen", "nnx") for text in IN_A_BLOCK]
+        + [("equinox", text) for text in FEWER],
+        lambda *row: False,
+        lambda copy, text: copy == "linen" and text in FEWER,
+    ),
 )
 def test_a_mistake_is_found_at_its_block_and_explained(copy, text):
     comparison = compared(copy, text)
@@ -84,8 +89,12 @@ def beside_a_function(text, seed, dtype=torch.float64, named=lambda values: valu
 
 @pytest.mark.parametrize(
     ("text", "seed", "dtype"),
-    [(text, 1, torch.float64) for text in OF_A_FUNCTION]
-    + [(text, 2, torch.float32) for text in [*OF_A_FUNCTION][1:]],  # such an epsilon is rounding
+    tiered_rows(
+        [(text, 1, torch.float64) for text in OF_A_FUNCTION]
+        + [(text, 2, torch.float32) for text in [*OF_A_FUNCTION][1:]],  # such an epsilon rounds
+        lambda *row: False,
+        lambda text, seed, dtype: seed == 1,
+    ),
 )
 def test_a_mistake_of_a_plain_function_is_found_and_nothing_else_is_said(text, seed, dtype):
     comparison = beside_a_function(text, seed, dtype)
@@ -95,12 +104,14 @@ def test_a_mistake_of_a_plain_function_is_found_and_nothing_else_is_said(text, s
     assert all(OF_A_FUNCTION[text] in words for words in said), said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_right_function_agrees_whatever_it_names(dtype):
     assert beside_a_function("", 3, dtype).agrees
     assert beside_a_function("", 3, dtype, lambda values: {"y": values["logits"]}).agrees
 
 
+@pytest.mark.exhaustive
 def test_less_named_is_less_found_but_nothing_wrong():
     def layers(values):  # what the encoder's layers return, and the logits
         return {name: values[name] for name in ("15", "27", "logits")}
@@ -113,6 +124,7 @@ def test_less_named_is_less_found_but_nothing_wrong():
         assert not [words for words in comparison.explanations if " has " in words]
 
 
+@pytest.mark.exhaustive
 def test_a_table_in_float32_hides_no_mistake(monkeypatch):
     exact = plain_copy.mistakes.positions
     monkeypatch.setattr(

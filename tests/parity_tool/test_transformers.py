@@ -11,8 +11,6 @@ import torch
 from jax_transformer import Transformer, convert, parity
 from tests.convert.families.case import foreign_model, ragged_tokens, widened
 
-pytestmark = pytest.mark.exhaustive
-
 T5, BART = "encoder.block.0.layer", "model.encoder.layers.0"
 BIAS = f"{T5}.0.SelfAttention.relative_attention_bias"
 # The family, fields of the config that are wrong, the block of transformers, and what is said.
@@ -64,6 +62,7 @@ def compared(model_type, change=lambda params: None, **fields):
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_the_right_model_agrees(model_type):
     comparison = compared(model_type)
@@ -72,6 +71,7 @@ def test_the_right_model_agrees(model_type):
     assert len(values) > 0.8 * sum(pair.b is not None for pair in comparison.blocks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("model_type", "fields", "block", "words"), WRONG_FIELDS)
 def test_a_wrong_field_is_found_at_its_block(model_type, fields, block, words):
     comparison = compared(model_type, **fields)
@@ -79,6 +79,7 @@ def test_a_wrong_field_is_found_at_its_block(model_type, fields, block, words):
     assert words in "; ".join(comparison.explanations)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("line", WRONG_KERNELS.strip().splitlines())
 def test_a_wrong_kernel_is_found_at_its_block(line):
     (fault, *path), block = line.partition(": ")[0].split(), line.partition(": ")[2]
