@@ -25,7 +25,15 @@ def twin(run: Run, other: Run, attention: Attention) -> Attention | None:
     for one, two in zip(run.calls, other.calls, strict=True):
         keys |= dict(zip(one.outputs, two.outputs, strict=True))
     cores = [
-        core._replace(**{n: keys[k] for n, k in core._asdict().items() if n != "calls"})
+        core._replace(
+            query=keys[core.query],
+            key=keys[core.key],
+            product=keys[core.product],
+            logits=keys[core.logits],
+            weights=keys[core.weights],
+            value=keys[core.value],
+            read=keys[core.read],
+        )
         for core in attention.cores
     ]
     return attention._replace(cores=tuple(cores))

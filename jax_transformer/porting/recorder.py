@@ -110,7 +110,7 @@ def record(model, call, src, tgt):  # one run as named tensors, without the weig
         x for x in outputs if torch.is_tensor(x) and x.is_floating_point() and x.dim() > 1
     )
     text = ids | {"output": recorder.key(logits), "calls": recorder.calls, "parts": recorder.parts}
-    text |= {"leaves": [*recorder.leaves.values()], "dtype": str(logits.dtype)[6:]}
+    text["leaves"] = [*recorder.leaves.values()]
     tensors = {str(key): tensor for key, tensor in recorder.constants.items()}
     packed = torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
     return tensors | {"program": packed, "logits": logits.detach().cpu().contiguous().clone()}
