@@ -10,6 +10,7 @@ from tests.convert.foreign import randomized
 from tests.convert.tools import LOGIT_BOUNDS, assert_same_params, same_bits
 from tests.parity.ladder import error
 from tests.porting.trainers.programs import CASES
+from tests.tiers import tiered
 
 UNRECORDED = {"annotated_transformer": {"num_heads": 4}}
 
@@ -24,6 +25,14 @@ def ragged_ids(config):
             ids[row, length - 3 * row :] = config.pad_id
         sides.append(ids)
     return sides
+
+
+@pytest.fixture(params=tiered(["float64", "float32"], ["float64"]))
+def dtype(request):
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    with jax.default_matmul_precision("highest"):
+        yield request.param
+    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.mark.parametrize("case", CASES)
