@@ -176,26 +176,17 @@ def _execute(call: Call, values: Mapping[int, Any], device: str = "cpu") -> list
     import torch
     from torch.utils._pytree import tree_leaves
 
-    def decoded(value: Any) -> Any:
-        if isinstance(value, list):
-            return [decoded(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if "value" in value:
-            # What only moves keeps its type, so that weights are not held twice.
-            found = values[value["value"]]
-            return found if call.name in MOVES else _wide(found)
-        if "float" in value:
-            return float(value["float"])
-        dtype = getattr(torch, value["dtype"])
-        return torch.float64 if dtype.is_floating_point else dtype
-
-    arguments = decoded(call.arguments)
+    moves = call.name in MOVES  # what only moves keeps its type: weights are not held twice
+    arguments = _decoded(call.arguments, values, moves)
     if call.name == OVERWRITE:
         return [_overwritten(*arguments)]
     if call.name in ("view", "_unsafe_view", "_reshape_alias"):  # memory may lie otherwise here
         return [arguments[0].reshape(call.shapes[0])]
-    keywords = {name: decoded(value) for name, value in call.keywords.items() if value is not None}
+    keywords = {
+        name: _decoded(value, values, moves)
+        for name, value in call.keywords.items()
+        if value is not None
+    }
     if call.name in ("_softmax", "_log_softmax"):
         arguments[2] = False  # a conversion of half precision
     _, name, overload = call.operation.split(".")
@@ -207,7 +198,24 @@ def _execute(call: Call, values: Mapping[int, Any], device: str = "cpu") -> list
     if device != "cpu" and any(argument.name == "device" for argument in schema):
         keywords["device"] = device
     outputs = tree_leaves(function(*arguments, **keywords))
-    return outputs if call.name in MOVES else [_wide(x) for x in outputs]
+    return outputs if moves else [_wide(x) for x in outputs]
+
+
+def _decoded(argument: Any, values: Mapping[int, Any], narrow: bool) -> Any:
+    """Return a recorded argument as torch takes it; numbers in float64, unless `narrow`."""
+    import torch
+
+    if isinstance(argument, list):
+        return [_decoded(item, values, narrow) for item in argument]
+    if not isinstance(argument, dict):
+        return argument
+    if "value" in argument:
+        found = values[argument["value"]]
+        return found if narrow else _wide(found)
+    if "float" in argument:
+        return float(argument["float"])
+    dtype = getattr(torch, argument["dtype"])
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _overwritten(old: Any, new: Any, *geometry: Sequence[Any]) -> Any:
