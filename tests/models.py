@@ -34,6 +34,7 @@ OTHERS = {
     # Every field of T5Gemma, with an encoder of other sizes; in lengths above the windows.
     "windows": {
         **{"token_embeddings": "separate", "d_kv": 10, "num_heads": 6, "num_kv_heads": 2},
+        **{"d_v": 7},  # which T5Gemma has not
         **{"encoder_d_model": 30, "encoder_num_heads": 4, "encoder_num_kv_heads": 4},
         **{"encoder_d_ff": 19, "positions": "rotary", "rotary_theta": 50.0, "rotary_scaling": 2.0},
         **{"rotary_fraction": 0.65, "sliding_window": 4, "sliding_window_pattern": 2},

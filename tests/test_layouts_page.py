@@ -16,9 +16,9 @@ from tests.models import small_config
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
 # Every axis another length, so that a length has one name.
 LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 28, "GK": 14, "K": 7, "F": 53, "L": 29, "B": 10}
-LENGTHS |= {"H": 4}
+LENGTHS |= {"H": 4, "HV": 44, "GV": 22}
 SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 4, "d_kv": 7}
-SIZES |= {"num_kv_heads": 2}
+SIZES |= {"num_kv_heads": 2, "d_v": 11}
 SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_layers": 1}
 
 
@@ -56,8 +56,7 @@ def tree():
         modules.setdefault(owner, []).append((leaf, shapes[path]))
     lines = {}
     for owner, leaves in modules.items():
-        named = re.sub("/(key|value)$", "/{key,value}", owner)
-        line = f"{named:<58}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
+        line = f"{owner:<58}" + "  ".join(f"{leaf} {shape}" for leaf, shape in sorted(leaves)[::-1])
         if needs := PARAMETERS[f"{owner}/{leaves[0][0]}"].missing_fields(usual):
             field, value = list(needs.items())[-1]
             line = f"{line:<86}{field}={value!r}"

@@ -1,7 +1,7 @@
 """The maths of the Transformer as pure functions of tensors.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, G key heads,
-K head_dim.
+K width of a head's queries and keys, U of its values.
 """
 
 import math
@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from jax_transformer.config.transformer_config import NormKind
 
 
 def sinusoidal_positions(
@@ -61,10 +63,16 @@ def rotary_angles(
     return position * theta ** (-torch.arange(0, columns, 2, dtype=torch.float64) / columns)
 
 
-def rotate(x: Float[Tensor, "B H L K"], angles: Float[Tensor, "L C"]) -> Float[Tensor, "B H L K"]:
-    """Return heads whose first 2 C columns are rotated, column c with column c + C."""
-    half = angles.shape[1]
-    cosines, sines = angles.cos().to(x), angles.sin().to(x)
+def rotate(
+    x: Float[Tensor, "B H L K"], rotation: tuple[Float[Tensor, "L C"], Float[Tensor, "L C"]]
+) -> Float[Tensor, "B H L K"]:
+    """Return heads whose first 2 C columns are rotated, column c with column c + C.
+
+    Args:
+        rotation: Cosines and sines of the angles of each position [L, C].
+    """
+    cosines, sines = (table.to(x) for table in rotation)
+    half = cosines.shape[-1]
     first, second, rest = x.tensor_split([half, 2 * half], dim=-1)
     rotated = first * cosines - second * sines, second * cosines + first * sines, rest
     return torch.cat(rotated, dim=-1)
@@ -107,47 +115,31 @@ def activation(x: Float[Tensor, "*shape"], kind: str) -> Float[Tensor, "*shape"]
     return torch.nn.functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def layer_norm(
+def norm(
     x: Float[Tensor, "*batch D"],
     scale: Float[Tensor, " D"],
     bias: Float[Tensor, " D"] | None,
     epsilon: float,
-    unbiased: bool = False,
+    kind: NormKind,
 ) -> Float[Tensor, "*batch D"]:
-    """Return `(x - mean) / sqrt(variance + epsilon) * scale + bias` (Ba et al. 2016).
+    """Return the normed rows, times `scale`, plus `bias`.
 
     Args:
-        unbiased: Whether it is the unbiased variance.
+        kind: As of `jax_transformer.model.norms.norm`.
     """
-    mean = x.mean(dim=-1, keepdim=True)
-    variance = x.var(dim=-1, keepdim=True, correction=1 if unbiased else 0)
-    y = (x - mean) / torch.sqrt(variance + epsilon) * scale
+    if kind == "zero_centered_rms_norm":
+        scale, kind = 1 + scale, "rms_norm"
+    if kind == "rms_norm":
+        y = x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + epsilon)
+    else:
+        unbiased = kind in ("std_norm", "unbiased_layer_norm")
+        centred = x - x.mean(dim=-1, keepdim=True)
+        if kind in ("std_norm", "biased_std_norm"):
+            y = centred / (x.std(dim=-1, keepdim=True, correction=unbiased) + epsilon)
+        else:
+            y = centred / torch.sqrt(x.var(dim=-1, keepdim=True, correction=unbiased) + epsilon)
+    y = y * scale
     return y if bias is None else y + bias
-
-
-def std_norm(
-    x: Float[Tensor, "*batch D"],
-    scale: Float[Tensor, " D"],
-    bias: Float[Tensor, " D"] | None,
-    epsilon: float,
-    biased: bool = False,
-) -> Float[Tensor, "*batch D"]:
-    """Return `(x - mean) / (deviation + epsilon) * scale + bias`, of the unbiased deviation.
-
-    Args:
-        biased: Whether it is the biased deviation.
-    """
-    mean = x.mean(dim=-1, keepdim=True)
-    deviation = x.std(dim=-1, keepdim=True, correction=0 if biased else 1)
-    y = (x - mean) / (deviation + epsilon) * scale
-    return y if bias is None else y + bias
-
-
-def rms_norm(
-    x: Float[Tensor, "*batch D"], scale: Float[Tensor, " D"], epsilon: float
-) -> Float[Tensor, "*batch D"]:
-    """Return `x / sqrt(mean(x²) + epsilon) * scale` (Zhang and Sennrich 2019)."""
-    return x / torch.sqrt((x**2).mean(dim=-1, keepdim=True) + epsilon) * scale
 
 
 def split_heads(x: Float[Tensor, "B L D"], num_heads: int) -> Float[Tensor, "B H L K"]:
@@ -179,13 +171,13 @@ def clear_unattended(
 def dot_product_attention(
     query: Float[Tensor, "B H T K"],
     key: Float[Tensor, "B G S K"],
-    value: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S U"],
     mask: Bool[Tensor, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Tensor, "B H T S"]], Float[Tensor, "B H T S"]] | None = None,
     bias: Float[Tensor, "#B H T S"] | None = None,
     divisor: float | None = None,
     softcap: float | None = None,
-) -> Float[Tensor, "B H T K"]:
+) -> Float[Tensor, "B H T U"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
     A masked key has weight 0; a query that may attend to nothing gives 0, with finite gradients.

@@ -1,17 +1,53 @@
 """The blocks of the model as torch modules, named as in `jax_transformer.model.layers`.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
-G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab.
+G heads of keys and values, K width of a head's queries and keys, U of its values, C pairs of
+rotated columns, V vocab.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import NormPlacement, TransformerConfig
+from jax_transformer.config.lengths import axis_length
 from torch_reference import functional
+
+Rotation = tuple[Float[Tensor, "L C"], Float[Tensor, "L C"]]  # cosines and sines
+
+
+class AttentionContext(NamedTuple):
+    """What a self-attention reads beside its vectors.
+
+    Attributes:
+        mask: Which query attends to which key, True = attend [B, H, T, S]; None is all to all.
+        position_bias: Bias of the scores that all layers share [1, H, T, S].
+        rotation: Of queries and keys, as `rotation_of` returns it.
+    """
+
+    mask: Bool[Tensor, "#B #H #T #S"] | None = None
+    position_bias: Float[Tensor, "1 H T S"] | None = None
+    rotation: Rotation | None = None
+
+
+NO_CONTEXT = AttentionContext()  # all positions attend to all
+
+
+class AttentionCache(NamedTuple):
+    """Projected keys and values of one attention."""
+
+    keys: Float[Tensor, "B G L K"]
+    values: Float[Tensor, "B G L U"]
+
+
+class LayerCache(NamedTuple):
+    """What a decoder layer keeps of the earlier target tokens and of the memory."""
+
+    self_attention: AttentionCache
+    cross_attention: AttentionCache
 
 
 def add_adapter(
@@ -73,15 +109,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Return the normed rows."""
-        if self.config.norm == "rms_norm":
-            return functional.rms_norm(x, self.weight, self.config.norm_epsilon)
-        if self.config.norm == "zero_centered_rms_norm":
-            return functional.rms_norm(x, 1 + self.weight, self.config.norm_epsilon)
-        parameters = self.weight, self.bias, self.config.norm_epsilon
-        if self.config.norm in ("layer_norm", "unbiased_layer_norm"):
-            unbiased = self.config.norm == "unbiased_layer_norm"
-            return functional.layer_norm(x, *parameters, unbiased=unbiased)
-        return functional.std_norm(x, *parameters, biased=self.config.norm == "biased_std_norm")
+        config = self.config
+        return functional.norm(x, self.weight, self.bias, config.norm_epsilon, config.norm)
 
 
 class Embedding(nn.Embedding):
@@ -103,7 +132,7 @@ class PositionEmbedding(nn.Embedding):
     """A learned position table, whose first rows are skipped where the config has an offset."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__(config.max_length + config.position_offset, config.d_model)
+        super().__init__(axis_length(config, "positions"), config.d_model)
         self.offset = config.position_offset
 
     def forward(self, length: int) -> Float[Tensor, "L D"]:
@@ -123,8 +152,8 @@ class RelativeAttentionBias(nn.Embedding):
         self.bidirectional = bidirectional
 
     def forward(self, queries: int, keys: int) -> Float[Tensor, "1 H T S"]:
-        """Return the bias of each query and key, both counted from position 0."""
-        distance = torch.arange(keys) - torch.arange(queries)[:, None]
+        """Return the bias of each query and key; the last keys stand at the queries' positions."""
+        distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
         return self.by_distance(distance).permute(2, 0, 1)[None]
 
     def by_distance(self, distance: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape H"]:
@@ -138,25 +167,42 @@ class RelativeAttentionBias(nn.Embedding):
         return super().forward(buckets.to(self.weight.device))
 
 
+def rotation_of(
+    config: TransformerConfig, window: tuple[int, int] | None, length: int
+) -> Rotation | None:
+    """Return the cosines and sines that rotate the queries and keys of a self-attention.
+
+    Args:
+        window: What the layer's queries see, as `TransformerConfig.window_of`.
+        length: Number of positions, from 0.
+    """
+    if config.positions != "rotary":
+        return None
+    theta, scaling = config.rotary_theta, config.rotary_scaling
+    if window is not None and config.sliding_window_theta is not None:
+        theta, scaling = config.sliding_window_theta, 1.0
+    angles = functional.rotary_angles(length, config.rotated_columns, theta, scaling)
+    return angles.cos(), angles.sin()
+
+
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (section 3.2.2) with full or shared head projections.
 
     Args:
-        memory_width: Width of what keys and values are made of; None is d_model.
+        memory: Name of the length of what keys and values are made of.
     """
 
-    def __init__(self, config: TransformerConfig, memory_width: int | None = None) -> None:
+    def __init__(self, config: TransformerConfig, memory: str = "projected") -> None:
         super().__init__()
         self.config = config
-        width = config.d_model if memory_width is None else memory_width
-        inner, keys = config.num_heads * config.head_dim, config.key_heads * config.head_dim
-        of_query, of_key = (config.d_model, inner), (width, keys)
-        if config.head_projection == "shared":
-            of_query = of_key = config.head_dim, config.head_dim
-        self.query = Linear(*of_query, bias=config.qkv_bias)
-        self.key = Linear(*of_key, bias=config.qkv_bias)
-        self.value = Linear(*of_key, bias=config.qkv_bias)
-        self.output = Linear(inner, config.d_model, bias=config.attention_output_bias)
+
+        def linear(inputs: str, outputs: str, bias: bool) -> Linear:
+            return Linear(axis_length(config, inputs), axis_length(config, outputs), bias)
+
+        self.query = linear("projected", "projected_heads", config.qkv_bias)
+        self.key = linear(memory, "projected_key_heads", config.qkv_bias)
+        self.value = linear(memory, "projected_value_heads", config.qkv_bias)
+        self.output = linear("heads", "d_model", config.attention_output_bias)
         if config.query_key_norm:
             self.query_norm = Norm(config, config.head_dim)
             self.key_norm = Norm(config, config.head_dim)
@@ -165,53 +211,82 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         query: Float[Tensor, "B T D"],
-        key: Float[Tensor, "B S M"],
-        value: Float[Tensor, "B S M"],
-        mask: Bool[Tensor, "#B #H #T #S"] | None = None,
-        position_bias: Float[Tensor, "1 H T S"] | None = None,
-        angles: Float[Tensor, "L C"] | None = None,
+        key: Float[Tensor, "B S M"] | None,
+        value: Float[Tensor, "B S M"] | None,
+        mask: Bool[Tensor, "#B #H #T _"] | None = None,
+        position_bias: Float[Tensor, "1 H T _"] | None = None,
+        rotation: Rotation | None = None,
+        cache: AttentionCache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Return what each query gathers from the values that it may attend to."""
-        queries, keys = self.queries(query, angles), self.keys(key, angles)
-        return self.attend(queries, keys, self.project(self.value, value), mask, position_bias)
+        """Return what each query gathers from the values that it may attend to.
+
+        Args:
+            mask: True = attend; None attends to everything.
+            position_bias: Added to the scores.
+            rotation: Of the queries and keys, as `rotation_of` returns it.
+            cache: Keys and values that are projected already; `key` and `value` are not read.
+        """
+        queries = self.queries(query, rotation)
+        if cache is not None:
+            return self.attend(queries, cache.keys, cache.values, mask, position_bias)
+        return self.attend(
+            queries, self.keys(key, rotation), self.values(value), mask, position_bias
+        )
 
     def attend(
         self,
         queries: Float[Tensor, "B H T K"],
         keys: Float[Tensor, "B G S K"],
-        values: Float[Tensor, "B G S K"],
+        values: Float[Tensor, "B G S U"],
         mask: Bool[Tensor, "#B #H #T #S"] | None = None,
         position_bias: Float[Tensor, "1 H T S"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Return what projected queries gather from projected keys and values, projected."""
-        numbers = self.config.attention_divisor, self.config.attention_softcap
         heads = functional.dot_product_attention(
-            queries, keys, values, mask, self.dropout, position_bias, *numbers
+            queries,
+            keys,
+            values,
+            mask,
+            self.dropout,
+            position_bias,
+            self.config.attention_divisor,
+            self.config.attention_softcap,
         )
         return self.output(functional.merge_heads(heads))
 
     def queries(
-        self, x: Float[Tensor, "B L D"], angles: Float[Tensor, "L C"] | None = None
+        self, x: Float[Tensor, "B L D"], rotation: Rotation | None = None
     ) -> Float[Tensor, "B H L K"]:
         """Return the queries of vectors, normed and rotated where the config says so."""
-        heads = self.project(self.query, x)
+        heads = self._project(self.query, x, self.config.num_heads)
         heads = self.query_norm(heads) if self.config.query_key_norm else heads
-        return heads if angles is None else functional.rotate(heads, angles)
+        return heads if rotation is None else functional.rotate(heads, rotation)
 
     def keys(
-        self, x: Float[Tensor, "B L D"], angles: Float[Tensor, "L C"] | None = None
+        self, x: Float[Tensor, "B L D"], rotation: Rotation | None = None
     ) -> Float[Tensor, "B G L K"]:
         """Return the keys of vectors, as `queries`."""
-        heads = self.project(self.key, x)
+        heads = self._project(self.key, x, self.config.key_heads)
         heads = self.key_norm(heads) if self.config.query_key_norm else heads
-        return heads if angles is None else functional.rotate(heads, angles)
+        return heads if rotation is None else functional.rotate(heads, rotation)
 
-    def project(self, projection: Linear, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B H L K"]:
+    def values(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B G L U"]:
+        """Return the values of vectors."""
+        return self._project(self.value, x, self.config.key_heads)
+
+    def keys_and_values(
+        self, x: Float[Tensor, "B L D"], rotation: Rotation | None = None
+    ) -> AttentionCache:
+        """Return the keys and values of vectors, as a cache holds them."""
+        return AttentionCache(self.keys(x, rotation), self.values(x))
+
+    def _project(
+        self, projection: Linear, x: Float[Tensor, "B L D"], num_heads: int
+    ) -> Float[Tensor, "B H L K"]:
         """Return the product of vectors, split into heads."""
         if self.config.head_projection == "shared":
-            return projection(functional.split_heads(x, self.config.num_heads))
-        x = projection(x)
-        return functional.split_heads(x, x.shape[-1] // self.config.head_dim)
+            return projection(functional.split_heads(x, num_heads))
+        return functional.split_heads(projection(x), num_heads)
 
 
 class FeedForward(nn.Module):
@@ -280,20 +355,14 @@ class EncoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B S D"],
-        mask: Bool[Tensor, "#B #H #S #S"] | None = None,
-        position_bias: Float[Tensor, "1 H S S"] | None = None,
-        angles: Float[Tensor, "S C"] | None = None,
+        context: AttentionContext = NO_CONTEXT,
     ) -> Float[Tensor, "B S D"]:
-        """Return the layer's output.
-
-        Args:
-            position_bias: Bias of the scores that all layers share [1, H, S, S].
-            angles: Angles that the queries and keys are rotated by [S, C].
-        """
+        """Return the layer's output."""
         if self.config.has_relative_bias_per_layer:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+            bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+            context = context._replace(position_bias=bias)
         y = self.self_attention_residual.sublayer_input(x)
-        y = self.self_attention(y, y, y, mask, position_bias, angles)
+        y = self.self_attention(y, y, y, context.mask, context.position_bias, context.rotation)
         x = self.self_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
@@ -310,46 +379,74 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual = Residual(config, placement)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
-        memory_width = config.stack("encoder").d_model
         if config.decoder_attention != "merged":
-            self.cross_attention = MultiHeadAttention(config, memory_width)
+            self.cross_attention = MultiHeadAttention(config, "projected_memory")
             self.cross_attention_residual = Residual(config, placement)
         if config.memory_norm:
-            self.memory_norm = Norm(config, memory_width)
+            self.memory_norm = Norm(config, axis_length(config, "memory"))
         self.feed_forward = FeedForward(config)
         self.feed_forward_residual = Residual(config, placement)
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S M"],
-        tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
+        memory: Float[Tensor, "B S M"] | None,
+        context: AttentionContext = NO_CONTEXT,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
-        position_bias: Float[Tensor, "1 H T T"] | None = None,
-        angles: Float[Tensor, "T C"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the layer's output.
+        cache: LayerCache | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], LayerCache | None]:
+        """Return the layer's output, and the cache with the keys and values of `x` written.
 
         Args:
-            tgt_mask: Which target position attends to which target position.
+            memory: What the cross-attention reads; not read with a cache, which holds its keys
+                and values.
+            context: Of the self-attention.
             src_mask: Which target position attends to which position of the memory.
-            position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
-            angles: Angles that the self-attention's queries and keys are rotated by [T, C].
+            cache: What the layer keeps of the targets before `x`; None where there are none.
         """
-        memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+            before = 0 if cache is None else cached_length(cache)
+            bias = self.relative_attention_bias(x.shape[1], before + x.shape[1])
+            context = context._replace(position_bias=bias)
         y = self.self_attention_residual.sublayer_input(x)
-        y = self.self_attention(y, y, y, tgt_mask, position_bias, angles)
+        of_targets, of_memory = None, None
+        if cache is None:
+            memory = self.cross_attention_input(memory)
+        else:
+            cache = self.write_step(y, cache, context)
+            of_targets, of_memory = cache
+        mask, position_bias, rotation = context
+        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
         x = self.self_attention_residual(x, y)
         y = self.cross_attention_residual.sublayer_input(x)
-        x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
+        y = self.cross_attention(y, memory, memory, src_mask, cache=of_memory)
+        x = self.cross_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
 
     def cross_attention_input(self, memory: Float[Tensor, "B S M"]) -> Float[Tensor, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
         return self.memory_norm(memory) if self.config.memory_norm else memory
+
+    def init_cache(self, memory: Float[Tensor, "B S M"]) -> LayerCache:
+        """Return the cache before the first token: the memory projected, no target."""
+        of_memory = self.cross_attention.keys_and_values(self.cross_attention_input(memory))
+        none = AttentionCache(of_memory.keys[:, :, :0], of_memory.values[:, :, :0])
+        return LayerCache(none, of_memory)
+
+    def write_step(
+        self, y: Float[Tensor, "B T D"], cache: LayerCache, context: AttentionContext
+    ) -> LayerCache:
+        """Return the cache with the self-attention's keys and values of a step written."""
+        new = self.self_attention.keys_and_values(y, context.rotation)
+        keys = torch.cat([cache.self_attention.keys, new.keys], dim=2)
+        values = torch.cat([cache.self_attention.values, new.values], dim=2)
+        return cache._replace(self_attention=AttentionCache(keys, values))
+
+
+def cached_length(cache: LayerCache) -> int:
+    """Return the number of target positions in a cache."""
+    return cache.self_attention.keys.shape[2]
 
 
 class OutputProjection(nn.Module):

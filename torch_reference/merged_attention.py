@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torch_reference.layers import DecoderLayer
+from torch_reference.layers import NO_CONTEXT, AttentionContext, DecoderLayer
 
 
 class MergedAttentionLayer(DecoderLayer):
@@ -19,23 +19,32 @@ class MergedAttentionLayer(DecoderLayer):
         self,
         x: Float[Tensor, "B T D"],
         memory: Float[Tensor, "B S D"],
-        tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
+        context: AttentionContext = NO_CONTEXT,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
-        position_bias: None = None,
-        angles: Float[Tensor, "T C"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the layer's output; arguments as `DecoderLayer`, without a `position_bias`."""
-        attention = self.self_attention
+        cache: None = None,
+    ) -> tuple[Float[Tensor, "B T D"], None]:
+        """Return the layer's output; arguments as `DecoderLayer`, without a cache."""
+        attention, queries, rotation = self.self_attention, x.shape[1], context.rotation
         y = self.self_attention_residual.sublayer_input(x)
-        keys = torch.cat([attention.keys(memory), attention.keys(y, angles)], dim=2)
-        values = [attention.project(attention.value, inputs) for inputs in (memory, y)]
-        everything = x.new_ones(1, 1, 1, 1, dtype=torch.bool)
-        masks = [everything if mask is None else mask for mask in (src_mask, tgt_mask)]
-        batch, heads = torch.broadcast_shapes(*(mask.shape[:2] for mask in masks))
-        lengths = memory.shape[1], x.shape[1]
-        shapes = [(batch, heads, x.shape[1], length) for length in lengths]
-        mask = torch.cat([*map(torch.Tensor.expand, masks, shapes)], dim=-1)
-        y = attention.attend(attention.queries(y, angles), keys, torch.cat(values, dim=2), mask)
+        keys = torch.cat([attention.keys(memory), attention.keys(y, rotation)], dim=2)
+        values = torch.cat([attention.values(memory), attention.values(y)], dim=2)
+        mask = side_by_side(src_mask, context.mask, (queries, memory.shape[1], queries))
+        y = attention.attend(attention.queries(y, rotation), keys, values, mask)
         x = self.self_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), None
+
+
+def side_by_side(
+    src_mask: Bool[Tensor, "#B #H #T #S"] | None,
+    tgt_mask: Bool[Tensor, "#B #H #T #L"] | None,
+    lengths: tuple[int, int, int],
+) -> Bool[Tensor, "#B #H T _"]:
+    """Return the mask of the memory and the targets; `lengths` are those of T, S and L."""
+    queries, sources, targets = lengths
+    everything = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+    src_mask = everything if src_mask is None else src_mask
+    tgt_mask = everything if tgt_mask is None else tgt_mask
+    rows = *torch.broadcast_shapes(src_mask.shape[:2], tgt_mask.shape[:2]), queries
+    src_mask = src_mask.expand(*rows, sources)
+    return torch.cat([src_mask, tgt_mask.expand(*rows, targets).to(src_mask.device)], dim=-1)

@@ -4,8 +4,7 @@ Letters in shapes: B batch, S source length, T target length, D d_model, M that 
 encoder, V target vocabulary.
 """
 
-from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -13,13 +12,17 @@ from torch import Tensor, nn
 from jax_transformer.config import Stack, TransformerConfig
 from torch_reference import functional, masks
 from torch_reference.layers import (
+    AttentionContext,
     DecoderLayer,
     Embedding,
     EncoderLayer,
+    LayerCache,
     Norm,
     OutputProjection,
     PositionEmbedding,
     RelativeAttentionBias,
+    cached_length,
+    rotation_of,
 )
 from torch_reference.merged_attention import MergedAttentionLayer
 from torch_reference.self_over_memory import SelfOverMemoryLayer
@@ -28,6 +31,7 @@ Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
 Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
 SourceMask = Bool[Tensor, "#B #H _ #S"]
 TargetMask = Bool[Tensor, "#B #H #T #T"]
+DecoderCache = list[LayerCache]  # an entry for each layer
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "self_then_cross": DecoderLayer,
     "self_over_memory": SelfOverMemoryLayer,
@@ -35,83 +39,129 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
 }
 
 
-def of_layers(
-    config: TransformerConfig, stack: Stack, mask: Bool[Tensor, "#B #H #L #L"] | None, length: int
-) -> Iterator[tuple[Bool[Tensor, "#B #H #L #L"] | None, Float[Tensor, "L C"] | None]]:
-    """Yield the mask and the angles of each layer's self-attention.
+def windowed(
+    mask: Bool[Tensor, "#B #H #T #L"] | None,
+    window: tuple[int, int] | None,
+    queries: int,
+    length: int,
+) -> Bool[Tensor, "#B #H #T #L"] | None:
+    """Return a mask that also hides what is outside the window of a query.
 
     Args:
-        mask: What all layers of the stack have in common.
+        window: As `TransformerConfig.window_of`.
+        queries: How many of the last positions are queries.
         length: Number of positions.
     """
-    for layer in range(getattr(config, f"num_{stack}_layers")):
-        own, angles, window = mask, None, config.window_of(stack, layer)
-        if window is not None:
-            own = masks.band_mask(length, *window)
-            own = own if mask is None else mask & own.to(mask.device)
-        if config.positions == "rotary":
-            theta, scaling = config.rotary_theta, config.rotary_scaling
-            if window is not None and config.sliding_window_theta is not None:
-                theta, scaling = config.sliding_window_theta, 1.0
-            columns = config.rotated_columns
-            angles = functional.rotary_angles(length, columns, theta, scaling)
-        yield own, angles
+    if window is None:
+        return mask
+    band = masks.band_mask(length, *window)[:, :, length - queries :]
+    return band if mask is None else mask & band.to(mask.device)
 
 
-class Encoder(nn.Module):
-    """The stack of encoder layers, with a final norm where the config has one."""
+class LayerStack(nn.Module):
+    """What the encoder and the decoder have in common: layers, and what all of them share."""
+
+    stack: ClassVar[Stack]
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        if self.stack == "encoder":
+            layer, has_norm = EncoderLayer, config.final_norm
+        else:
+            layer = DECODER_LAYERS[config.decoder_attention]
+            has_norm = config.decoder_has_final_norm
+        count = getattr(config, f"num_{self.stack}_layers")
+        self.layers = nn.ModuleList(layer(config) for _ in range(count))
         if config.has_shared_relative_bias:
-            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=True)
-        self.norm = Norm(config) if config.final_norm else nn.Identity()
+            bidirectional = self.stack == "encoder"
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional)
+        self.norm = Norm(config) if has_norm else None
         self.dropout = nn.Dropout(config.dropout if config.final_dropout else 0.0)
+
+    def contexts(
+        self, x: Float[Tensor, "B T D"], mask: Bool[Tensor, "#B #H #T #L"] | None, length: int
+    ) -> list[AttentionContext]:
+        """Return the context of each layer's self-attention.
+
+        Args:
+            mask: What all layers have in common.
+            length: Number of positions, of which `x` has the last.
+        """
+        shared, queries = AttentionContext(mask), x.shape[1]
+        if self.config.has_shared_relative_bias:
+            bias = self.relative_attention_bias(queries, length)
+            shared = shared._replace(position_bias=bias)
+        windows = [self.config.window_of(self.stack, n) for n in range(len(self.layers))]
+        contexts = []
+        for window in windows:
+            rotation = rotation_of(self.config, window, length)
+            if rotation is not None:
+                rotation = tuple(table[length - queries :] for table in rotation)
+            mask = windowed(shared.mask, window, queries, length)
+            contexts.append(shared._replace(mask=mask, rotation=rotation))
+        return contexts
+
+    def finish(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return what leaves the stack: the last layer's output, normed where the config says."""
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class Encoder(LayerStack):
+    """The stack of encoder layers, with a final norm where the config has one."""
+
+    stack: ClassVar[Stack] = "encoder"
 
     def forward(
         self, x: Float[Tensor, "B S D"], src_mask: Bool[Tensor, "#B #H #S #S"] | None = None
     ) -> Float[Tensor, "B S D"]:
         """Return the memory of embedded sources."""
-        x, position_bias = functional.clear_unattended(x, src_mask), None
-        if self.config.has_shared_relative_bias:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        own = of_layers(self.config, "encoder", src_mask, x.shape[1])
-        for layer, (mask, angles) in zip(self.layers, own, strict=True):
-            x = layer(x, mask, position_bias, angles)
-        return self.dropout(self.norm(x))
+        x = functional.clear_unattended(x, src_mask)
+        contexts = self.contexts(x, src_mask, x.shape[1])
+        for layer, context in zip(self.layers, contexts, strict=True):
+            x = layer(x, context)
+        return self.finish(x)
 
 
-class Decoder(nn.Module):
+class Decoder(LayerStack):
     """The stack of decoder layers, with a final norm where the config has one."""
 
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.config = config
-        layer = DECODER_LAYERS[config.decoder_attention]
-        self.layers = nn.ModuleList(layer(config) for _ in range(config.num_decoder_layers))
-        if config.has_shared_relative_bias:
-            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
-        self.norm = Norm(config) if config.decoder_has_final_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout if config.final_dropout else 0.0)
+    stack: ClassVar[Stack] = "decoder"
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S M"],
+        memory: Float[Tensor, "B S M"] | None,
         tgt_mask: Bool[Tensor, "#B #H #T #T"] | None = None,
         src_mask: Bool[Tensor, "#B #H #T #S"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the hidden states of embedded targets."""
-        x, position_bias = functional.clear_unattended(x, tgt_mask), None
+        cache: DecoderCache | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], DecoderCache | None]:
+        """Return the hidden states of embedded targets, and the cache with them written.
+
+        Args:
+            memory: What the encoder returned; None with a cache.
+            cache: An entry for each layer, of the targets before `x`; None where there are none.
+        """
+        length = x.shape[1]
+        if cache is None:
+            x = functional.clear_unattended(x, tgt_mask)
+            memory = functional.clear_unattended(memory, src_mask)
+        else:
+            length = length + cached_length(cache[0])
+        contexts = self.contexts(x, tgt_mask, length)
+        written = []
+        for number, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
+            kept = None if cache is None else cache[number]
+            x, kept = layer(x, memory, context, src_mask, kept)
+            written.append(kept)
+        return self.finish(x), None if cache is None else written
+
+    def init_cache(
+        self, memory: Float[Tensor, "B S M"], src_mask: SourceMask | None
+    ) -> DecoderCache:
+        """Return what each layer keeps before the first token."""
         memory = functional.clear_unattended(memory, src_mask)
-        if self.config.has_shared_relative_bias:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        own = of_layers(self.config, "decoder", tgt_mask, x.shape[1])
-        for layer, (mask, angles) in zip(self.layers, own, strict=True):
-            x = layer(x, memory, mask, src_mask, position_bias, angles)
-        return self.dropout(self.norm(x))
+        return [layer.init_cache(memory) for layer in self.layers]
 
 
 class Transformer(nn.Module):
@@ -157,9 +207,7 @@ class Transformer(nn.Module):
         """Return the memory of the sources [B, S, D]; arguments as `jax_transformer.encode`."""
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
-        x = self.add_positions(self.embed(src, "source"), "source")
-        x = self._norm_embeddings(x, "source", src_mask)
-        return self.encoder(self.source_dropout(x), src_mask)
+        return self.encoder(self._stack_input(src, "source", src_mask), src_mask)
 
     def decode(
         self,
@@ -174,9 +222,9 @@ class Transformer(nn.Module):
         """
         if tgt_mask is None:
             tgt_mask = masks.target_mask(tgt, self.config)
-        x = self.add_positions(self.embed(tgt, "target"), "target")
-        x = self._norm_embeddings(x, "target", tgt_mask)
-        return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
+        x = self._stack_input(tgt, "target", tgt_mask)
+        x, _ = self.decoder(x, memory, tgt_mask, src_mask)
+        return self.project(x)
 
     def forward(
         self,
@@ -205,32 +253,57 @@ class Transformer(nn.Module):
         logits = self.output_projection(x, table.weight if table else None)
         return functional.soft_cap(logits, self.config.logit_softcap)
 
+    def step(
+        self, tokens: Int[Tensor, " B"], cache: DecoderCache, src_mask: SourceMask | None
+    ) -> tuple[Float[Tensor, "B V"], DecoderCache]:
+        """Return the logits after one more token of each target, and the cache with it written."""
+        x = self._stack_input(tokens[:, None], "target", None, cached_length(cache[0]))
+        x, cache = self.decoder(x, None, None, src_mask, cache)
+        return self.project(x)[:, 0], cache
+
     def add_positions(
-        self, x: Float[Tensor, "B L D"], side: Literal["source", "target"]
+        self, x: Float[Tensor, "B L D"], side: Literal["source", "target"], first: int = 0
     ) -> Float[Tensor, "B L D"]:
-        """Return vectors plus the first L rows of the position table, a side's own if learned."""
-        config = self.config
+        """Return vectors plus their rows of the position table, a side's own if learned.
+
+        Args:
+            first: Position of the first vector.
+        """
+        config, length = self.config, first + x.shape[1]
         if not config.has_position_table:
             return x
         if config.positions == "learned":
             learned = self.source_positions if side == "source" else self.target_positions
-            return x + learned(x.shape[1])
-        sizes = x.shape[1], x.shape[2]
-        kind = config.positions, config.position_offset, config.position_rounding
-        table = functional.sinusoidal_positions(*sizes, *kind)
-        return x + table.to(x)
+            table = learned(length)
+        else:
+            table = functional.sinusoidal_positions(
+                length,
+                x.shape[2],
+                config.positions,
+                config.position_offset,
+                config.position_rounding,
+            )
+        # Past the table there is no row, which is an error; `[-1:]` would be the last one.
+        return x + table[first:].to(x)
 
-    def _norm_embeddings(
+    def _stack_input(
         self,
-        x: Float[Tensor, "B L D"],
+        tokens: Source,
         side: Literal["source", "target"],
         mask: Bool[Tensor, "#B #H _ #L"] | None,
+        first: int = 0,
     ) -> Float[Tensor, "B L D"]:
-        """Return what enters a stack: `x`, normed where the config says so."""
-        if not self.config.embedding_norm:
-            return x
-        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
-        return norm(functional.clear_unattended(x, mask))
+        """Return what enters a stack: embedded tokens with positions, normed where the config says.
+
+        Args:
+            mask: Of the stack's self-attention; a norm reads no position that nothing attends to.
+            first: Position of the first token.
+        """
+        x = self.add_positions(self.embed(tokens, side), side, first)
+        if self.config.embedding_norm:
+            norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+            x = norm(functional.clear_unattended(x, mask))
+        return self.source_dropout(x) if side == "source" else self.target_dropout(x)
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":

@@ -8,7 +8,7 @@ targets have equal lengths. Letters in shapes: B batch, L length, D d_model, H h
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from torch_reference.layers import DecoderLayer
+from torch_reference.layers import NO_CONTEXT, AttentionContext, DecoderLayer
 
 
 class SelfOverMemoryLayer(DecoderLayer):
@@ -18,18 +18,17 @@ class SelfOverMemoryLayer(DecoderLayer):
         self,
         x: Float[Tensor, "B L D"],
         memory: Float[Tensor, "B L D"],
-        tgt_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
+        context: AttentionContext = NO_CONTEXT,
         src_mask: Bool[Tensor, "#B #H #L #L"] | None = None,
-        position_bias: None = None,
-        angles: None = None,
-    ) -> Float[Tensor, "B L D"]:
-        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
+        cache: None = None,
+    ) -> tuple[Float[Tensor, "B L D"], None]:
+        """Return the layer's output; arguments as `DecoderLayer`, equal lengths and no cache.
 
-        There is no `position_bias` and no `angles`: targets do not attend to each other.
+        Of the context only the mask is read: targets do not attend to each other.
         """
         y = self.self_attention_residual.sublayer_input(memory)
-        value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
+        value = self.self_attention_residual(memory, self.self_attention(y, y, y, context.mask))
         y = self.cross_attention_residual.sublayer_input(value)
         x = self.cross_attention_residual(value, self.cross_attention(x, memory, y, src_mask))
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), None

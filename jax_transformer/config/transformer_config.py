@@ -90,7 +90,8 @@ class TransformerConfig:
         tgt_vocab_size: Number of target token ids.
         d_model: Width of the residual stream; a multiple of `num_heads` unless `d_kv` is given.
         num_heads: Attention heads.
-        d_kv: Width of a head, of its queries, keys and values; None is d_model // num_heads.
+        d_kv: Width of a head's queries and keys (section 3.2.2); None is d_model // num_heads.
+        d_v: Width of a head's values; None is that of its keys.
         num_kv_heads: Heads of the keys and values, each of which serves a group of consecutive
             query heads (Ainslie et al. 2023); None is `num_heads`.
         d_ff: Inner width of the feed-forward network.
@@ -206,6 +207,7 @@ class TransformerConfig:
     d_model: Size = 512
     num_heads: Size = 8
     d_kv: Size | None = None
+    d_v: Size | None = None
     num_kv_heads: Size | None = None
     d_ff: Size = 2048
     encoder_d_model: Size | None = None
@@ -335,6 +337,7 @@ class TransformerConfig:
         encoder = self.stack("encoder")
         return self.to_dict() | {
             "d_kv": self.head_dim,
+            "d_v": self.value_dim,
             "num_kv_heads": self.key_heads,
             **{f"encoder_{size}": getattr(encoder, size) for size in ENCODER_SIZES},
             "encoder_num_kv_heads": encoder.key_heads,
@@ -365,12 +368,23 @@ class TransformerConfig:
         sizes = {size: value for size, value in own.items() if value is not None}
         if name == "decoder" or not sizes:
             return self
-        return dataclasses.replace(self, **sizes, **{f"encoder_{size}": None for size in own})
+        encoder = self.to_dict() | sizes | {f"encoder_{size}": None for size in own}
+        return TransformerConfig.from_dict(encoder)
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.num_heads if self.d_kv is None else self.d_kv
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a head's values."""
+        return self.head_dim if self.d_v is None else self.d_v
+
+    @property
+    def shares_heads(self) -> bool:
+        """Whether one projection serves all heads."""
+        return self.head_projection == "shared"
 
     @property
     def attention_divisor(self) -> float:

@@ -125,9 +125,9 @@ def new_cache(
     """Return what `init_cache` does; of what it refuses, only a cache that is too large."""
     check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize)
     slots = max_new_tokens * beam_size
-    layers = bind(params, config, execution).init_cache(memory, src_mask, slots, execution.cache)
+    decoder = bind(params, config, execution).decoder
     return Cache(
-        layers=layers,
+        layers=decoder.init_cache(memory, src_mask, slots, execution.cache),
         src_mask=src_mask,
         ancestors=jnp.full((memory.shape[0], beam_size, max_new_tokens), -1, jnp.int32),
         position=jnp.zeros((), jnp.int32),
@@ -206,8 +206,8 @@ def next_step(
     visible = visible.reshape(batch, 1, count, length * count)
     model = bind(params, config, execution.of_step)
     logits, layers = model.step(tokens, cache.layers, position, visible, cache.src_mask)
-    written = {"layers": layers, "ancestors": ancestors}
-    return logits, cache._replace(position=cache.position + 1, **written)
+    position = cache.position + 1
+    return logits, cache._replace(layers=layers, ancestors=ancestors, position=position)
 
 
 def select_hypotheses(cache: Cache, parents: Int[Array | np.ndarray, "B N"]) -> Cache:

@@ -1,5 +1,6 @@
 """`generate`: the public function for greedy search, beam search and sampling."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,17 +109,27 @@ def generate(
     """
     if generation is not None and not isinstance(generation, GenerationConfig):
         raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
-    given = {} if generation is None else vars(generation)
-    options = GenerationConfig(**given | options)
+    if generation is None:
+        options = GenerationConfig(**options)
+    else:
+        options = dataclasses.replace(generation, **options)
     check_execution(execution, SearchExecution)
     models = _models(params, config)
     ids = _check(models, options, src, src_mask, memory, prefix)
     params, configs = zip(*models, strict=True)
     selection = make_selection(options, configs[0], ids, prefix, length_limits, key)
     length = options.max_new_tokens + (0 if prefix is None else prefix.shape[1])
-    sizes = {"target_length": length, "beam_size": options.beam_size}
-    arrays = ids, src_mask, memory, selection
-    hypotheses, failed_at = search(params, configs, *arrays, **sizes, execution=execution)
+    hypotheses, failed_at = search(
+        params,
+        configs,
+        ids,
+        src_mask=src_mask,
+        memory=memory,
+        selection=selection,
+        target_length=length,
+        beam_size=options.beam_size,
+        execution=execution,
+    )
     if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
         row = int(np.argmax(np.asarray(failed_at) >= 0))
         raise NonFiniteError(f"src[{row}]", row, int(failed_at[row]))

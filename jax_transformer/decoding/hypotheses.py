@@ -7,6 +7,7 @@ K returned hypotheses, L target positions, V target vocabulary.
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -134,7 +135,8 @@ def start_state(caches: tuple[Cache, ...], pad_id: int, selection: Selection) ->
     """Return the state before the first token."""
     batch, count, length = caches[0].ancestors.shape
     sequences = jnp.full((batch, count, length + 1), pad_id, jnp.int32)
-    dtype = jnp.promote_types(caches[0].layers[0][0].dtype, jnp.float32)
+    computed = jax.tree.leaves(caches[0].layers)[0].dtype
+    dtype = jnp.promote_types(computed, jnp.float32)
     most_finished = selection.num_hypotheses if selection.early_stopping == "never" else count
     return State(
         step=jnp.zeros(batch, jnp.int32),

@@ -40,20 +40,34 @@ def search(
     beam_size: int,
     execution: SearchExecution,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
-    """Return what `generate` does for data that it has checked, and the step of each failed row.
+    """Run the search of `generate` on checked inputs.
 
     Args:
         target_length: Number L of positions; symbolic in a program for any (`jax.export`).
+
+    Returns:
+        The hypotheses, and for each row the step whose logits were not finite, or -1.
     """
-    given = src, src_mask, memory, selection, target_length, beam_size, execution
-    state = first_state(params, configs, *given)
+    state = first_state(
+        params,
+        configs,
+        src,
+        src_mask=src_mask,
+        memory=memory,
+        selection=selection,
+        target_length=target_length,
+        beam_size=beam_size,
+        execution=execution,
+    )
     num_rows = src.shape[0] * beam_size
     # The barrier keeps XLA from making the copies again in every step of the loop.
     arranged = tuple(
         jax.lax.optimization_barrier(arrange_for_steps(tree, config, execution, num_rows))
         for tree, config in zip(params, configs, strict=True)
     )
-    state = take_steps(arranged, configs, state, selection, (0, NO_LIMIT), execution)
+    state = take_steps(
+        arranged, configs, state, selection, bounds=(0, NO_LIMIT), execution=execution
+    )
     return best_hypotheses(state, selection), state.failed_at
 
 
@@ -84,8 +98,7 @@ def first_state(
             added = (0, memory_length - encoded.shape[1])
             encoded = jnp.pad(encoded, ((0, 0), added, (0, 0)))
             mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), added))
-        given = encoded, target_length, mask, beam_size, execution
-        caches.append(new_cache(tree, config, *given))
+        caches.append(new_cache(tree, config, encoded, target_length, mask, beam_size, execution))
     return start_state(tuple(caches), configs[0].pad_id, selection)
 
 
@@ -108,8 +121,6 @@ def take_steps(
     else:
         extend = partial(extend_beam, top_k=execution.top_k)
     models = list(zip(params, configs, strict=True))
-    given = {"selection": selection, "models": models, "extend": extend, "execution": execution}
-
     most_running, most_steps = bounds
 
     def goes_on(carry: tuple[State, Int32[Array, ""]]) -> Bool[Array, ""]:
@@ -118,7 +129,7 @@ def take_steps(
 
     def extended(carry: tuple[State, Int32[Array, ""]]) -> tuple[State, Int32[Array, ""]]:
         state, steps = carry
-        return take_step(state, **given), steps + 1
+        return take_step(state, selection, models, extend, execution), steps + 1
 
     return jax.lax.while_loop(goes_on, extended, (state, jnp.int32(0)))[0]
 
@@ -157,8 +168,7 @@ def take_step(
 
 def best_hypotheses(state: State, selection: Selection) -> Hypotheses:
     """Return the K best hypotheses of each source whose target has ended."""
-    finished = (leaf[:, : selection.num_hypotheses] for leaf in state.finished)
-    tokens, scores, lengths = finished
+    tokens, scores, lengths = (leaf[:, : selection.num_hypotheses] for leaf in state.finished)
     if state.scores.shape[1] == 1:  # beam search compares divided scores, and has divided them
         counted = lengths - selection.rules.prefix_lengths[:, None]
         scores = scores / selection.length_penalty(counted)

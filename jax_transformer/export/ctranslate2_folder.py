@@ -4,6 +4,7 @@ The specification is filled from the parameters, so every model whose function C
 express is exported, whether this library has trained it or a Hugging Face folder has brought it.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -30,10 +31,22 @@ from jax_transformer.tokenizers import write_files
 from jax_transformer.tokenizers.tokenizer import Side
 from jax_transformer.translation.model_folder import TrainedModel
 
-# What CTranslate2 cannot express: a field, and the only values that it can.
-EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
-    "decoder_attention": ("self_then_cross",),
-    "memory_norm": (False,),
+# Fields of which CTranslate2 can express every value, or that change no translation.
+FREE = (
+    *("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "max_length"),
+    *("num_encoder_layers", "num_decoder_layers", "head_projection", "attention_scale"),
+    *("embedding_scale", "embedding_norm", "position_offset", "position_rounding"),
+    *("relative_attention_num_buckets", "relative_attention_max_distance"),
+    *("relative_attention_bias", "output_bias", "output_scale", "qkv_bias"),
+    *("attention_output_bias", "feed_forward_bias", "gated_feed_forward", "activation"),
+    *("norm_epsilon", "norm_bias", "final_norm", "decoder_final_norm", "initialization"),
+    *("dropout", "attention_dropout", "activation_dropout", "dropout_placement"),
+    *("embedding_dropout", "final_dropout", "pad_id", "bos_id", "eos_id"),
+)
+# The values that it can express of others. Of a field that is in neither, it is the default.
+EXPRESSIBLE: Mapping[str, tuple[Any, ...] | None] = {
+    **{field.name: (field.default,) for field in dataclasses.fields(TransformerConfig)},
+    **dict.fromkeys(FREE),
     "norm": ("layer_norm", "rms_norm"),
     "norm_placement": ("post", "pre"),
     "decoder_norm_placement": (None, "post", "pre"),
@@ -41,11 +54,6 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
         *("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column", "sinusoidal_tensor2tensor"),
         *("learned", "relative", "none"),
     ),
-    "query_key_norm": (False,),
-    **dict.fromkeys(("num_kv_heads", "sliding_window"), (None,)),
-    **dict.fromkeys(("attention_softcap", "logit_softcap"), (None,)),
-    **dict.fromkeys(("encoder_d_model", "encoder_d_ff"), (None,)),
-    **dict.fromkeys(("encoder_num_heads", "encoder_num_kv_heads"), (None,)),
     "token_embeddings": ("separate", "shared"),
     "output_projection": ("linear", "tied"),
 }
@@ -113,9 +121,15 @@ def _translate_longest(
 ) -> None:
     """Translate a source of as many tokens as fit, without an end."""
     source = [[sources[model.config.eos_id]] * limits["max_input_length"]]
-    endless = {"min_decoding_length": limits["max_decoding_length"], "beam_size": 1}
+    length = limits["max_decoding_length"]
     try:
-        translator.translate_batch(source, **limits, **endless)
+        translator.translate_batch(
+            source,
+            max_input_length=limits["max_input_length"],
+            max_decoding_length=length,
+            min_decoding_length=length,
+            beam_size=1,
+        )
     except RuntimeError as error:
         raise InputError(f"not written, because CTranslate2 stops: {error}") from error
 
@@ -123,24 +137,25 @@ def _translate_longest(
 def _specification(
     config: TransformerConfig, params: Mapping[str, Any]
 ) -> transformer_spec.TransformerSpec:
-    options = {
-        "activation": common_spec.Activation[ACTIVATIONS[config.activation]],
-        "layernorm_embedding": config.embedding_norm,
-        "relative_attention_bias": config.positions == "relative",
-        "ffn_glu": config.gated_feed_forward,
-        "rms_norm": config.norm == "rms_norm",
-    }
     has_norm = {"encoder": config.final_norm, "decoder": config.decoder_has_final_norm}
     # A specification of pre-norm layers may have a final norm; those of post-norm layers have none.
-    spec = transformer_spec.TransformerSpec(
-        *(
-            kind(layers, config.num_heads, no_final_norm=not has_norm[stack], **options)
-            for stack, kind, layers in (
-                ("encoder", transformer_spec.TransformerEncoderSpec, config.num_encoder_layers),
-                ("decoder", transformer_spec.TransformerDecoderSpec, config.num_decoder_layers),
-            )
+    encoder, decoder = (
+        kind(
+            layers,
+            config.num_heads,
+            no_final_norm=not has_norm[stack],
+            activation=common_spec.Activation[ACTIVATIONS[config.activation]],
+            layernorm_embedding=config.embedding_norm,
+            relative_attention_bias=config.positions == "relative",
+            ffn_glu=config.gated_feed_forward,
+            rms_norm=config.norm == "rms_norm",
+        )
+        for stack, kind, layers in (
+            ("encoder", transformer_spec.TransformerEncoderSpec, config.num_encoder_layers),
+            ("decoder", transformer_spec.TransformerDecoderSpec, config.num_decoder_layers),
         )
     )
+    spec = transformer_spec.TransformerSpec(encoder, decoder)
     embedding_specs = {"source": spec.encoder.embeddings[0], "target": spec.decoder.embeddings}
     for side, stack in (("source", "encoder"), ("target", "decoder")):
         stack_spec, of_stack = getattr(spec, stack), params[stack]
@@ -181,11 +196,17 @@ def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) 
     if config.positions == "learned":
         return params[f"{side}_positions"]["embedding"][config.position_offset :]
     # As many on both sides: the file has equal tables once.
-    sizes = max(config.max_length, *LIMITS.values()), config.d_model
+    length = max(config.max_length, *LIMITS.values())
     if config.positions == "none":
-        return np.zeros(sizes, np.float32)
-    kind = config.positions, config.position_offset, config.position_rounding
-    return sinusoidal_positions(*sizes, *kind).astype(np.float32)
+        return np.zeros((length, config.d_model), np.float32)
+    table = sinusoidal_positions(
+        length,
+        config.d_model,
+        config.positions,
+        config.position_offset,
+        config.position_rounding,
+    )
+    return table.astype(np.float32)
 
 
 def _set_layer(

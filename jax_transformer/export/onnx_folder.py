@@ -32,9 +32,8 @@ from jax_transformer.export.readme import README, write_readme
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel
-from torch_reference import Transformer, functional, masks
-from torch_reference.layers import DecoderLayer, RelativeAttentionBias
-from torch_reference.model import of_layers
+from torch_reference import Transformer, masks
+from torch_reference.layers import AttentionCache, LayerCache, RelativeAttentionBias
 
 # What the programs cannot express: a field, and the only values that they can.
 EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
@@ -80,12 +79,10 @@ def by_onnxruntime(folder: Path, settings: dict) -> Callable:
     names = ("encoder", "decoder")
     encoder, decoder = (onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in names)
     inputs = decoder.get_inputs()
-    _, heads, _, width = inputs[-1].shape
 
     def search(src: np.ndarray, limits: np.ndarray) -> list[list[int]]:
         memory, targets = encoder.run(None, {"src": src}), [[] for _ in src]
-        empty = np.zeros((len(src), heads, 0, width), np.float32)
-        cache = [empty] * (len(inputs) - 1 - len(memory))
+        cache = [np.zeros_like(heads[:, :, :0]) for heads in memory[1:]]  # no target yet
         tokens, running = np.full(len(src), settings["start_token"]), np.full(len(src), True)
         while running.any():
             values = {x.name: v for x, v in zip(inputs, [tokens, *memory, *cache], strict=True)}
@@ -142,13 +139,8 @@ class Encoder(nn.Module):
     def forward(self, src: Int[Tensor, "B S"]) -> tuple[Bool[Tensor, "B 1 1 S"], list[Heads]]:
         """Return the mask, and keys and values of every layer in turn."""
         src_mask = masks.source_mask(src, self.model.config)
-        memory = functional.clear_unattended(self.model.encode(src, src_mask), src_mask)
-        kept = []
-        for layer in self.model.decoder.layers:
-            attention, inputs = layer.cross_attention, layer.cross_attention_input(memory)
-            kept.append(attention.keys(inputs))
-            kept.append(attention.project(attention.value, inputs))
-        return src_mask, kept
+        cache = self.model.decoder.init_cache(self.model.encode(src, src_mask), src_mask)
+        return src_mask, [heads for layer in cache for heads in layer.cross_attention]
 
 
 class DecoderStep(nn.Module):
@@ -171,61 +163,16 @@ class DecoderStep(nn.Module):
             memory: What the encoder returns: keys and values [B, H, S, K] of every layer in turn.
             cache: Keys and values [B, H, P, K] of the target so far, in the same order.
         """
-        model, length = self.model, cache[0].shape[2] + 1
-        x = model.embed(tokens[:, None], "target")
-        if model.config.has_position_table:
-            # Past the table there is no row, which is an error; `[-1:]` would be the last one.
-            x = x + model.target_positions(length)[length - 1 :]
-        if model.config.embedding_norm:
-            x = model.target_embedding_norm(x)
-        bias, decoder = None, model.decoder
-        if model.config.has_shared_relative_bias:
-            bias = _bias(decoder.relative_attention_bias, length)
-        written, own = [], of_layers(model.config, "decoder", None, length)
-        for number, (layer, (mask, angles)) in enumerate(zip(decoder.layers, own, strict=True)):
-            if model.config.has_relative_bias_per_layer:
-                bias = _bias(layer.relative_attention_bias, length)
-            of_layer = slice(2 * number, 2 * number + 2)
-            here = (
-                None if mask is None else mask[:, :, -1:],
-                bias,
-                None if angles is None else angles[-1:],
-            )
-            x, kept = _layer_step(layer, x, cache[of_layer], memory[of_layer], src_mask, here)
-            written += kept
-        return model.project(decoder.norm(x))[:, 0], written
+        layers = [
+            LayerCache(_of_layer(cache, number), _of_layer(memory, number))
+            for number in range(len(cache) // 2)
+        ]
+        logits, layers = self.model.step(tokens, layers, src_mask)
+        return logits, [heads for layer in layers for heads in layer.self_attention]
 
 
-def _bias(bias: RelativeAttentionBias, length: int) -> Float[Tensor, "1 H 1 _"]:
-    """Return the bias of the last of some positions for each of them."""
-    return bias.by_distance(torch.arange(length) - (length - 1)).T[None, :, None]
-
-
-def _layer_step(
-    layer: DecoderLayer,
-    x: Float[Tensor, "B 1 D"],
-    cache: list[Heads],
-    memory: list[Heads],
-    src_mask: Bool[Tensor, "B 1 1 S"],
-    here: tuple[Tensor | None, Tensor | None, Tensor | None],
-) -> tuple[Float[Tensor, "B 1 D"], list[Heads]]:
-    """Return a layer's output at one position, and its cache with that position written.
-
-    Args:
-        here: Mask and bias of the self-attention's scores, and the angles of its rotation, at this
-            position.
-    """
-    attention, (mask, bias, angles) = layer.self_attention, here
-    y = layer.self_attention_residual.sublayer_input(x)
-    new = attention.keys(y, angles), attention.project(attention.value, y)
-    written = [torch.cat(parts, dim=2) for parts in zip(cache, new, strict=True)]
-    y = attention.attend(attention.queries(y, angles), *written, mask, bias)
-    x = layer.self_attention_residual(x, y)
-    y, attention = layer.cross_attention_residual.sublayer_input(x), layer.cross_attention
-    y = attention.attend(attention.queries(y), *memory, src_mask)
-    x = layer.cross_attention_residual(x, y)
-    y = layer.feed_forward_residual.sublayer_input(x)
-    return layer.feed_forward_residual(x, layer.feed_forward(y)), written
+def _of_layer(heads: list[Heads], number: int) -> AttentionCache:
+    return AttentionCache(keys=heads[2 * number], values=heads[2 * number + 1])
 
 
 class BiasTable(RelativeAttentionBias):
@@ -246,10 +193,15 @@ class BiasTable(RelativeAttentionBias):
 def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transformer:
     """Return the model in PyTorch; what is computed from positions alone is a table in it."""
     if config.has_position_table and config.positions != "learned":
-        kind = config.positions, config.position_offset, config.position_rounding
         params = dict(params)
         for side, stack in (("source", "encoder"), ("target", "decoder")):
-            table = sinusoidal_positions(config.max_length, config.stack(stack).d_model, *kind)
+            table = sinusoidal_positions(
+                config.max_length,
+                config.stack(stack).d_model,
+                config.positions,
+                config.position_offset,
+                config.position_rounding,
+            )
             params[f"{side}_positions"] = {"embedding": table.astype(np.float32)}
         config = dataclasses.replace(
             config, positions="learned", position_offset=0, position_rounding="none"

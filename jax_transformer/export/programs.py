@@ -66,11 +66,11 @@ def export_programs(
 
         def run(arrays: Named, *others: Any) -> Any:
             tree = as_tree(arrays, params)
-            forms = {
-                platform: partial(program, SearchExecution.for_platform(name, **fields), config)
-                for platform, name in PLATFORMS.items()
-            }
-            return jax.lax.platform_dependent(tree, *others, **forms)
+            on_cpu, on_gpu, on_tpu = (
+                partial(program, SearchExecution.for_platform(name, **fields), config)
+                for name in PLATFORMS.values()
+            )
+            return jax.lax.platform_dependent(tree, *others, cpu=on_cpu, cuda=on_gpu, tpu=on_tpu)
 
         return jax.export.export(jax.jit(run), platforms=[*PLATFORMS])(named(params), *arguments)
 
@@ -80,16 +80,22 @@ def export_programs(
     batch, count, target, source = of_sizes("bntt" if needs_equal_lengths(config) else "bnts")
     src = _ids(batch, source)
     memory = jax.eval_shape(partial(_encode, SearchExecution(), config), params, src)
-    begun = src, memory, _ids(batch, count, target)
-    cache = jax.eval_shape(partial(_init_cache, SearchExecution(), config), params, *begun)
-    one_layout = {"cache": "split_heads"}  # of the caches of all platforms
-    programs["init_cache"] = export(lambda *given: named(_init_cache(*given)), *begun, **one_layout)
+    ancestors = _ids(batch, count, target)
+    cache = jax.eval_shape(
+        partial(_init_cache, SearchExecution(), config), params, src, memory, ancestors
+    )
+    programs["init_cache"] = export(
+        lambda *arguments: named(_init_cache(*arguments)),
+        src,
+        memory,
+        ancestors,
+        cache="split_heads",  # of the caches of all platforms
+    )
     programs["decode_step"] = export(partial(_decode_step, cache), named(cache), _ids(batch, count))
     batch, source, target = of_sizes("bst")
     for name, generation in searches.items():
         program = partial(_search, generation)
-        given = _ids(batch, source), _ids(batch, target), _ids(batch)
-        programs[name] = export(program, *given)
+        programs[name] = export(program, _ids(batch, source), _ids(batch, target), _ids(batch))
     return programs
 
 
@@ -141,6 +147,15 @@ def _search(
     length = prefix.shape[1]
     selection = make_selection(options, config, src, prefix)
     rules = selection.rules.replace(limits=jnp.clip(limits, 1, length))
-    given = src, None, None, selection.replace(rules=rules)
-    hypotheses, _ = search((params,), (config,), *given, length, options.beam_size, execution)
+    hypotheses, _ = search(
+        (params,),
+        (config,),
+        src,
+        src_mask=None,
+        memory=None,
+        selection=selection.replace(rules=rules),
+        target_length=length,
+        beam_size=options.beam_size,
+        execution=execution,
+    )
     return tuple(hypotheses)

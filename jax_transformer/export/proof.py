@@ -25,20 +25,27 @@ class Proof(NamedTuple):
 
 
 def check_expressible(
-    config: TransformerConfig, expressible: Mapping[str, tuple[Any, ...]], program: str
+    config: TransformerConfig, expressible: Mapping[str, tuple[Any, ...] | None], program: str
 ) -> None:
-    """Refuse a field of a config that has none of the values that a program can express."""
+    """Refuse a field of a config that has none of the values that a program can express.
+
+    Args:
+        expressible: The values of a field; None is every value.
+    """
     for name, values in expressible.items():
-        if (value := getattr(config, name)) not in values:
+        value = getattr(config, name)
+        if values is not None and value not in values:
             allowed = " or ".join(map(repr, values))
             raise InputError(f"{name}={value!r}: {program} can express {allowed} alone")
 
 
 def greedy_search(model: TrainedModel) -> GenerationConfig:
     """Return the options of greedy search with the model's first tokens."""
-    names = ("start_token", "forced_first_token")
-    first = {name: model.generation[name] for name in names if name in model.generation}
-    return GenerationConfig(model.config.max_length, **first)
+    return GenerationConfig(
+        model.config.max_length,
+        start_token=model.generation.get("start_token"),
+        forced_first_token=model.generation.get("forced_first_token"),
+    )
 
 
 def float32(leaf: Array | np.ndarray) -> np.ndarray:

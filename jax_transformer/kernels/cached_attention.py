@@ -1,10 +1,10 @@
 """What a decoder layer keeps between two decoding steps, and the attention of a step to it.
 
-Letters in shapes: B batch, H heads, G key heads, K head_dim, D = G * K, S source length,
-N hypotheses of a source, slots N times target positions.
+Letters in shapes: B batch, H heads, G key heads, K width of a head's queries and keys, U of its
+values, S source length, N hypotheses of a source, slots N times target positions.
 """
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,37 +16,60 @@ from jax_transformer.kernels.segments import join_queries
 from jax_transformer.kernels.softmax import masked_softmax
 
 Keys = Float[Array, "B G K _"] | Float[Array, "B _ _"]  # the last is G * K wide
-Values = Float[Array, "B G _ K"] | Float[Array, "B _ _"]
+Values = Float[Array, "B G _ U"] | Float[Array, "B _ _"]  # the last is G * U wide
+
+
+class AttentionCache(NamedTuple):
+    """Projected keys and values of one attention, in the shapes that `SearchExecution.cache` names.
+
+    Attributes:
+        keys: "split_heads": in columns [B, G, K, L]; "joined_heads": in rows [B, L, G * K].
+        values: "split_heads": in rows [B, G, L, U]; "joined_heads": in rows [B, L, G * U].
+    """
+
+    keys: Keys
+    values: Values
+
+    @property
+    def layout(self) -> CacheLayout:
+        """The layout that its arrays have."""
+        return cache_layout(self.keys)
+
+    @property
+    def axes(self) -> tuple[int, int]:
+        """The axis of the length L in the keys and in the values."""
+        return (1, 1) if self.layout == "joined_heads" else (3, 2)
+
+    @property
+    def length(self) -> int:
+        """The number of keys."""
+        return self.keys.shape[self.axes[0]]
 
 
 class LayerCache(NamedTuple):
     """What a decoder layer keeps of the earlier target tokens and of the memory.
 
     The N hypotheses of a source lie side by side: hypothesis n at position p is slot p * N + n.
-    Unwritten slots are 0. All hypotheses share the memory's keys and values. The shapes are those
-    of `SearchExecution.cache`: "split_heads" or "joined_heads".
+    Unwritten slots are 0. All hypotheses share the memory's keys and values.
 
     Attributes:
-        keys: Keys of the target, in columns [B, G, K, slots], or in rows [B, slots, D].
-        values: Values of the target, in rows [B, G, slots, K] or [B, slots, D].
-        memory_keys: Keys of the memory [B, G, K, S] or [B, S, D].
-        memory_values: Values of the memory [B, G, S, K] or [B, S, D].
+        self_attention: Keys and values of the target's slots. In a merged attention, those of the
+            memory stand before them.
+        cross_attention: Keys and values of the memory; None in a merged attention.
     """
 
-    keys: Keys
-    values: Values
-    memory_keys: Keys
-    memory_values: Values
+    self_attention: AttentionCache
+    cross_attention: AttentionCache | None
 
 
 class StepPosition(NamedTuple):
     """Where a decoding step is.
 
-    The L target positions of a cache are a ring, which all rows write in one column, so that no
-    step scatters. A row may begin at any column: its position p is column (begin + p) modulo L.
+    All rows write the same one of the cache's L columns in a step, so no scatter is needed. Columns
+    wrap around: a row that entered the search at step b keeps position p in column (b + p) % L.
 
     Attributes:
-        column: Where all rows write, from 0 to L - 1.
+        column: The column that all rows write, from 0 to L - 1.
         rows: Position of each row, from 0; a row at position L or later writes nothing.
     """
 
@@ -58,23 +81,8 @@ class StepPosition(NamedTuple):
         return (self.column - jnp.arange(slots) // hypotheses) % (slots // hypotheses)
 
 
-class MergedCache(NamedTuple):
-    """What a layer of merged attention keeps: of the memory, then of the target's slots.
-
-    Attributes:
-        keys: In columns [B, G, K, S + slots], or in rows [B, S + slots, G * K].
-        values: In rows [B, G, S + slots, K] or [B, S + slots, G * K].
-    """
-
-    keys: Keys
-    values: Values
-
-
-Kept = TypeVar("Kept", LayerCache, MergedCache)
-
-
 def cache_layout(keys: Keys) -> CacheLayout:
-    """Return the layout that the keys of a cache have."""
+    """Return the layout that keys have."""
     return "joined_heads" if keys.ndim == 3 else "split_heads"
 
 
@@ -83,25 +91,35 @@ def cached_keys(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Keys:
     return _side_by_side(heads) if layout == "joined_heads" else heads.swapaxes(2, 3)
 
 
-def cached_values(heads: Float[Array, "B G L K"], layout: CacheLayout) -> Values:
+def cached_values(heads: Float[Array, "B G L U"], layout: CacheLayout) -> Values:
     """Return values as a cache of this layout holds them."""
     return _side_by_side(heads) if layout == "joined_heads" else heads
 
 
-def empty_cache(memory_keys: Keys, memory_values: Values, slots: int) -> LayerCache:
-    """Return the cache before the first token."""
-    axes = key_axis(memory_keys), memory_values.ndim - 2
-    keys, values = (
-        jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
-        for x, axis in zip((memory_keys, memory_values), axes, strict=True)
-    )
-    return LayerCache(keys, values, memory_keys, memory_values)
+def with_slots(cache: AttentionCache, slots: int) -> AttentionCache:
+    """Return a cache with so many unwritten slots behind what it holds."""
+
+    def padded(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*longer"]:
+        return jnp.pad(x, [(0, slots if n == axis else 0) for n in range(x.ndim)])
+
+    key_axis, value_axis = cache.axes
+    return AttentionCache(padded(cache.keys, key_axis), padded(cache.values, value_axis))
+
+
+def empty_slots(like: AttentionCache, slots: int) -> AttentionCache:
+    """Return unwritten slots, in the shapes and the layout of another cache."""
+
+    def empty(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*other"]:
+        return jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
+
+    key_axis, value_axis = like.axes
+    return AttentionCache(empty(like.keys, key_axis), empty(like.values, value_axis))
 
 
 def write_slots(
-    cache: Kept, keys: Keys, values: Values, start: Int[Array, ""], fits: Bool[Array, " B"]
-) -> Kept:
-    """Return the cache with keys and values of the target written from slot `start` on.
+    cache: AttentionCache, new: AttentionCache, start: Int[Array, ""], fits: Bool[Array, " B"]
+) -> AttentionCache:
+    """Return the cache with new keys and values written from slot `start` on.
 
     Rows in which they do not fit stay as they are.
     """
@@ -109,32 +127,30 @@ def write_slots(
     def write(
         slots: Float[Array, "*shape"], new: Float[Array, "*block"], axis: int
     ) -> Float[Array, "*shape"]:
-        count = new.shape[axis]
-        old = jax.lax.dynamic_slice_in_dim(slots, start, count, axis)
+        old = jax.lax.dynamic_slice_in_dim(slots, start, new.shape[axis], axis)
         new = jnp.where(fits.reshape(-1, *(1,) * (new.ndim - 1)), new.astype(slots.dtype), old)
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
-    return cache._replace(
-        keys=write(cache.keys, keys, key_axis(keys)),
-        values=write(cache.values, values, values.ndim - 2),
+    key_axis, value_axis = cache.axes
+    return AttentionCache(
+        write(cache.keys, new.keys, key_axis), write(cache.values, new.values, value_axis)
     )
 
 
 def attend_to_cache(
     query: Float[Array, "B H N K"],
-    keys: Keys,
-    values: Values,
+    cache: AttentionCache,
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B #H #N S"] | None,
     divisor: float,
     softcap: float | None = None,
-) -> Float[Array, "B H N K"]:
+) -> Float[Array, "B H N U"]:
     """Return attention over a cache of either layout, whose numbers are all finite.
 
     `bias`, `divisor` and `softcap` as for `dot_product_attention`.
     """
-    joined = cache_layout(keys) == "joined_heads"
-    key_heads = keys.shape[2] // query.shape[3] if joined else keys.shape[1]
+    joined = cache.layout == "joined_heads"
+    key_heads = cache.keys.shape[2] // query.shape[3] if joined else cache.keys.shape[1]
     if key_heads < query.shape[1]:
         rows = query.shape[1:3]
         mask, bias = (
@@ -145,12 +161,8 @@ def attend_to_cache(
         )
     attend = _joined_attention if joined else _split_attention
     queries = join_queries(query, key_heads)
-    return attend(queries, keys, values, mask, bias, divisor, softcap).reshape(query.shape)
-
-
-def key_axis(keys: Keys) -> int:
-    """Return the axis of the slots; in values it is the last but one."""
-    return 1 if cache_layout(keys) == "joined_heads" else 3
+    heads = attend(queries, cache.keys, cache.values, mask, bias, divisor, softcap)
+    return heads.reshape(*query.shape[:3], heads.shape[3])
 
 
 def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
@@ -161,44 +173,50 @@ def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
 def _split_attention(
     query: Float[Array, "B H T K"],
     keys: Float[Array, "B H K S"],
-    values: Float[Array, "B H S K"],
+    values: Float[Array, "B H S U"],
     mask: Bool[Array, "#B #H #T #S"] | None,
     bias: Float[Array, "#B H #T S"] | None,
     divisor: float,
     softcap: float | None,
-) -> Float[Array, "B H T K"]:
+) -> Float[Array, "B H T U"]:
     """Return attention by one matrix for each head.
 
     With keys in columns, both products of a decoding step read memory row by row.
     """
     scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
     weights = masked_softmax(scores, divisor, mask, bias, by_rows=False, softcap=softcap)
-    return jnp.einsum("bhts,bhsk->bhtk", weights, values)
+    return jnp.einsum("bhts,bhsu->bhtu", weights, values)
 
 
 def _joined_attention(
     query: Float[Array, "B H N K"],
-    keys: Float[Array, "B S D"],
-    values: Float[Array, "B S D"],
+    keys: Float[Array, "B S _"],
+    values: Float[Array, "B S _"],
     mask: Bool[Array, "#B #H #N #S"] | None,
     bias: Float[Array, "#B H #N S"] | None,
     divisor: float,
     softcap: float | None,
-) -> Float[Array, "B H N K"]:
-    """Return attention by one product for all heads of a source; D is H * K.
+) -> Float[Array, "B H N U"]:
+    """Return attention by one product for all heads of a source.
 
-    The query of a head stands in the head's columns, with 0 in the columns of the others; of the
-    product with the values each head keeps its own columns. The products have H times as many
-    terms, but a matrix unit computes them in the time that it needs for a single row. Sums are in
-    at least float32.
+    The query of a head stands in the head's columns of the keys, with 0 in the columns of the
+    others; of the product with the values each head keeps its own columns. The products have H
+    times as many terms, but a matrix unit computes them in the time that it needs for a single
+    row. Sums are in at least float32.
     """
-    _, num_heads, _, head_dim = query.shape
+    num_heads = query.shape[1]
     wide = jnp.promote_types(query.dtype, jnp.float32)
-    columns = np.arange(num_heads * head_dim) // head_dim == np.arange(num_heads)[:, None]  # [H, D]
-    queries = jnp.where(columns, _side_by_side(query)[:, :, None], 0)  # [B, N, H, D]
+    queries = jnp.where(_columns(keys, num_heads), _side_by_side(query)[:, :, None], 0)
     scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
     mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
     weights = masked_softmax(scores, divisor, mask, bias, softcap=softcap).astype(query.dtype)
     heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
-    joined = jnp.sum(jnp.where(columns, heads, 0), axis=2).astype(query.dtype)
-    return joined.reshape(*joined.shape[:2], num_heads, head_dim).swapaxes(1, 2)
+    joined = jnp.sum(jnp.where(_columns(values, num_heads), heads, 0), axis=2).astype(query.dtype)
+    width = values.shape[2] // num_heads
+    return joined.reshape(*joined.shape[:2], num_heads, width).swapaxes(1, 2)
+
+
+def _columns(joined: Float[Array, "B S _"], num_heads: int) -> Bool[np.ndarray, "H _"]:
+    """Return which columns of joined heads belong to each head."""
+    width = joined.shape[2]
+    return np.arange(width) * num_heads // width == np.arange(num_heads)[:, None]

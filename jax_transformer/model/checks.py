@@ -481,7 +481,7 @@ def check_cache(
     if jax.default_backend() != "cpu":
         return
     kept = 0 if config.decoder_attention == "self_over_memory" else slots
-    width = 2 * config.key_heads * config.head_dim * bytes_of_a_number  # a key and a value
+    width = config.key_heads * (config.head_dim + config.value_dim) * bytes_of_a_number
     cache = config.num_decoder_layers * width * (kept + batch * source_length)
     remedy = "set fewer tokens, hypotheses or sources"
     host_memory.check_memory(

@@ -1,7 +1,7 @@
 """The maths of the Transformer as pure functions of arrays.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, F d_ff, H heads, G key heads,
-K head_dim.
+K width of a head's queries and keys, U of its values.
 """
 
 import math
@@ -209,14 +209,14 @@ def clear_unattended(
 def dot_product_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B G S K"],
-    value: Float[Array, "B G S K"],
+    value: Float[Array, "B G S U"],
     mask: Bool[Array, "#B #H #T #S"] | None = None,
     dropout: Callable[[Float[Array, "B H T S"]], Float[Array, "B H T S"]] | None = None,
     bias: Float[Array, "#B H T S"] | None = None,
     divisor: float | None = None,
     exponentials: Exponentials = "wide",
     softcap: float | None = None,
-) -> Float[Array, "B H T K"]:
+) -> Float[Array, "B H T U"]:
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
     The softmax runs in at least float32. A query that may attend to nothing gives 0, with finite
@@ -246,4 +246,4 @@ def dot_product_attention(
     if dropout is not None:
         weights = dropout(weights)
     heads = jnp.einsum("bgts,bgsk->bgtk", join_queries(weights, key_heads), value)
-    return heads.reshape(query.shape)
+    return heads.reshape(*query.shape[:3], value.shape[3])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.lengths import axis_length
 
 # What a product is for.
 Role = Literal["query", "key", "value", "attention_output", "feed_forward", "logits"]
@@ -48,8 +49,8 @@ def _xavier_uniform(inputs: int, outputs: int) -> Distribution:
 def kernel(config: TransformerConfig, inputs: int, outputs: int, role: Role) -> Distribution:
     """Return the distribution of an (inputs, outputs) kernel.
 
-    "xavier_uniform_fused" draws query, key and value as one matrix, with a fan-out of 3 * outputs,
-    and "t5" divides the query's kernel by sqrt(head_dim), in the place of the scores.
+    "xavier_uniform_fused" draws query, key and value as one matrix, whose fan-out is the sum of
+    theirs, and "t5" divides the query's kernel by sqrt(head_dim), in the place of the scores.
     """
     if config.initialization == "torch_default":
         return Distribution("uniform", 1 / math.sqrt(inputs))
@@ -58,8 +59,10 @@ def kernel(config: TransformerConfig, inputs: int, outputs: int, role: Role) -> 
     if config.initialization == "t5":
         fan_in = inputs * (config.head_dim if role == "query" else 1)
         return Distribution("normal", 1.0 if role == "logits" else fan_in**-0.5)
-    fused = config.initialization == "xavier_uniform_fused" and role in ("query", "key", "value")
-    return _xavier_uniform(inputs, 3 * outputs if fused else outputs)
+    if config.initialization == "xavier_uniform_fused" and role in ("query", "key", "value"):
+        projected = ("projected_heads", "projected_key_heads", "projected_value_heads")
+        outputs = sum(axis_length(config, name) for name in projected)
+    return _xavier_uniform(inputs, outputs)
 
 
 def bias(config: TransformerConfig, inputs: int, role: Role) -> Distribution:

@@ -5,12 +5,13 @@ The classes of `torch_reference.layers` have the same names, parameters and meth
 random stream. The cache, and the methods that use it, exist in JAX only.
 
 Letters in shapes: B batch, T queries, S keys, L length, D d_model, M that of the memory, H heads,
-G heads of keys and values, K head_dim, C pairs of rotated columns, V vocab, N hypotheses of a
-source, slots N times target positions.
+G heads of keys and values, K width of a head's queries and keys, U of its values, C pairs of
+rotated columns, V vocab, N hypotheses of a source, slots N times target positions.
 """
 
 import hashlib
 from functools import partial
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -21,16 +22,14 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import NormPlacement, TransformerConfig
-from jax_transformer.kernels import cached_attention
 from jax_transformer.kernels.cached_attention import (
-    Keys,
+    AttentionCache,
     LayerCache,
     StepPosition,
-    Values,
-    cache_layout,
+    attend_to_cache,
     cached_keys,
     cached_values,
-    empty_cache,
+    empty_slots,
     write_slots,
 )
 from jax_transformer.kernels.dropout import dropout
@@ -50,6 +49,26 @@ from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
 Rotation = tuple[Float[Array, "... C"], Float[Array, "... C"]]  # cosines and sines
+
+
+class AttentionContext(NamedTuple):
+    """What a self-attention reads beside its vectors.
+
+    Attributes:
+        mask: Which query attends to which key, True = attend [B, H, T, S]; in a decoding step
+            which hypothesis to which slot of the cache [B, 1, N, slots]. None is all to all.
+        position_bias: Bias of the scores that all layers share [1, H, T, S].
+        rotation: Of queries and keys, as `rotation_of` returns it.
+        position: Where a decoding step is; None where all positions are computed.
+    """
+
+    mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None
+    position_bias: Float[Array, "1 H T S"] | None = None
+    rotation: Rotation | None = None
+    position: StepPosition | None = None
+
+
+NO_CONTEXT = AttentionContext()  # all positions attend to all
 
 
 def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] | Panels | None:
@@ -191,10 +210,10 @@ class RelativeAttentionBias(nn.Module):
         self.embedding = parameter(self, "embedding")
 
     def __call__(self, queries: int, keys: int) -> Float[Array, "1 H T S"]:
-        """Return the bias of each query and key, both counted from position 0."""
+        """Return the bias of each query and key; the last keys stand at the queries' positions."""
         if is_symbolic_dim(queries) or is_symbolic_dim(keys):
             return _of_symbolic_lengths(self, queries, keys)
-        distances = np.arange(1 - queries, keys)
+        distances = np.arange(1 - keys, queries)
         return functional.toeplitz(self.by_distance(distances), queries)[None]
 
     def by_distance(self, distance: Int[np.ndarray, " distances"]) -> Float[Array, "distances H"]:
@@ -216,26 +235,25 @@ def _of_symbolic_lengths(
     # From this distance on, all distances of a side share a bucket.
     furthest = bias.config.relative_attention_max_distance
     by_distance = bias.by_distance(np.arange(-furthest, furthest + 1))
-    distances = jnp.arange(keys) - jnp.arange(queries)[:, None]
+    distances = jnp.arange(keys) - (jnp.arange(queries)[:, None] + keys - queries)
     rows = by_distance[jnp.clip(distances, -furthest, furthest) + furthest]
     return jnp.moveaxis(rows, -1, 0)[None]
 
 
-def slot_bias(
-    bias: RelativeAttentionBias, position: StepPosition, tgt_mask: Bool[Array, "B 1 N slots"]
-) -> Float[Array, "1 H 1 slots"]:
-    """Return the bias of a query at a position for each slot of the cache.
-
-    Args:
-        tgt_mask: The slots that each hypothesis attends to, none of a later position.
-    """
-    hypotheses, slots = tgt_mask.shape[2:]
+def with_position_bias(
+    context: AttentionContext, bias: RelativeAttentionBias, length: int
+) -> AttentionContext:
+    """Return the context with a table's bias of `length` positions, or of one decoding step."""
+    if context.position is None:
+        return context._replace(position_bias=bias(length, length))
+    hypotheses, slots = context.mask.shape[2:]
     furthest = slots // hypotheses - 1
     if is_symbolic_dim(furthest):  # from this distance on, all share a bucket
         furthest = bias.config.relative_attention_max_distance
     by_distance = bias.by_distance(np.arange(-furthest, 1))
-    row = furthest - position.distances(slots, hypotheses)
-    return by_distance[jnp.clip(row, 0, furthest)].T[None, :, None]
+    row = furthest - context.position.distances(slots, hypotheses)
+    of_slots = by_distance[jnp.clip(row, 0, furthest)]
+    return context._replace(position_bias=of_slots.T[None, :, None])
 
 
 def rotation_of(
@@ -278,58 +296,79 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         """Declare the projections, named as in the torch reference."""
-        parts = self.config, self.execution
-        self.query = Linear(*parts)
-        self.key = Linear(*parts)
-        self.value = Linear(*parts)
-        self.output = Linear(*parts)
-        if self.config.query_key_norm:
-            self.query_norm = Norm(self.config, self.execution.norm)
-            self.key_norm = Norm(self.config, self.execution.norm)
-        self.dropout = Dropout(self.config.attention_dropout_rate, self.execution.dropout_mask)
+        config, execution = self.config, self.execution
+        self.query = Linear(config, execution)
+        self.key = Linear(config, execution)
+        self.value = Linear(config, execution)
+        self.output = Linear(config, execution)
+        if config.query_key_norm:
+            self.query_norm = Norm(config, execution.norm)
+            self.key_norm = Norm(config, execution.norm)
+        self.dropout = Dropout(config.attention_dropout_rate, execution.dropout_mask)
 
     def __call__(
         self,
         query: Float[Array, "B T D"],
-        key: Float[Array, "B S M"],
-        value: Float[Array, "B S M"],
-        mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
-        position_bias: Float[Array, "1 H T S"] | None = None,
+        key: Float[Array, "B S M"] | None,
+        value: Float[Array, "B S M"] | None,
+        mask: Bool[Array, "#B #H #T _"] | SegmentMask | None = None,
+        position_bias: Float[Array, "1 H #T _"] | None = None,
         rotation: Rotation | None = None,
+        cache: AttentionCache | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return what each query gathers from the values that it may attend to."""
-        queries, keys = self.queries(query, rotation), self.keys(key, rotation)
-        return self.attend(queries, keys, self.project(self.value, value), mask, position_bias)
+        """Return what each query gathers from the values that it may attend to.
+
+        Args:
+            mask: True = attend; None attends to everything.
+            position_bias: Added to the scores.
+            rotation: Of the queries and keys, as `rotation_of` returns it.
+            cache: Keys and values that are projected already; `key` and `value` are not read.
+        """
+        queries, softcap = self.queries(query, rotation), self.config.attention_softcap
+        if cache is not None:
+            heads = attend_to_cache(
+                queries, cache, mask, position_bias, self.config.attention_divisor, softcap
+            )
+            return self.output(functional.merge_heads(heads))
+        return self.attend(
+            queries, self.keys(key, rotation), self.values(value), mask, position_bias
+        )
 
     def attend(
         self,
         queries: Float[Array, "B H T K"],
         keys: Float[Array, "B G S K"],
-        values: Float[Array, "B G S K"],
+        values: Float[Array, "B G S U"],
         mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what projected queries gather from projected keys and values, projected."""
-        projected = queries, keys, values
-        lengths, divisor = (queries.shape[2], keys.shape[2]), self.config.attention_divisor
-        softcap = self.config.attention_softcap
+        config, lengths = self.config, (queries.shape[2], keys.shape[2])
         by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
         implementation = self.execution.attention_of(*lengths, by_segments)
         if implementation == "plain":
-            mask = as_boolean_mask(mask, *lengths)
             heads = functional.dot_product_attention(
-                *projected,
-                mask,
+                queries,
+                keys,
+                values,
+                as_boolean_mask(mask, *lengths),
                 self.dropout,
                 position_bias,
-                divisor,
+                config.attention_divisor,
                 self.execution.exponentials,
-                softcap,
+                config.attention_softcap,
             )
         else:
-            dropping = self.dropout.is_active()
             heads = fused_attention(
-                implementation, *projected, mask, position_bias, divisor, dropping, softcap
+                implementation,
+                queries,
+                keys,
+                values,
+                mask,
+                position_bias,
+                config.attention_divisor,
+                dropping=self.dropout.is_active(),
+                softcap=config.attention_softcap,
             )
         return self.output(functional.merge_heads(heads))
 
@@ -337,7 +376,7 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B L D"], rotation: Rotation | None = None
     ) -> Float[Array, "B H L K"]:
         """Return the queries of vectors, normed and rotated where the config says so."""
-        heads = self.project(self.query, x)
+        heads = self._project(self.query, x, self.config.num_heads)
         heads = self.query_norm(heads) if self.config.query_key_norm else heads
         return heads if rotation is None else functional.rotate(heads, rotation)
 
@@ -345,50 +384,28 @@ class MultiHeadAttention(nn.Module):
         self, x: Float[Array, "B L D"], rotation: Rotation | None = None
     ) -> Float[Array, "B G L K"]:
         """Return the keys of vectors, as `queries`."""
-        heads = self.project(self.key, x)
+        heads = self._project(self.key, x, self.config.key_heads)
         heads = self.key_norm(heads) if self.config.query_key_norm else heads
         return heads if rotation is None else functional.rotate(heads, rotation)
 
-    def project(self, projection: Linear, x: Float[Array, "B L D"]) -> Float[Array, "B H L K"]:
+    def values(self, x: Float[Array, "B L D"]) -> Float[Array, "B G L U"]:
+        """Return the values of vectors."""
+        return self._project(self.value, x, self.config.key_heads)
+
+    def keys_and_values(
+        self, x: Float[Array, "B L D"], layout: CacheLayout, rotation: Rotation | None = None
+    ) -> AttentionCache:
+        """Return the keys and values of vectors, as a cache of this layout holds them."""
+        keys, values = self.keys(x, rotation), self.values(x)
+        return AttentionCache(cached_keys(keys, layout), cached_values(values, layout))
+
+    def _project(
+        self, projection: Linear, x: Float[Array, "B L D"], num_heads: int
+    ) -> Float[Array, "B H L K"]:
         """Return the product of vectors, split into heads."""
         if self.config.head_projection == "shared":
-            return projection(functional.split_heads(x, self.config.num_heads))
-        x = projection(x)
-        return functional.split_heads(x, x.shape[-1] // self.config.head_dim)
-
-    def attend_to_cache(
-        self,
-        query: Float[Array, "B N D"],
-        keys: Keys,
-        values: Values,
-        mask: Bool[Array, "#B #H #N #S"] | None = None,
-        position_bias: Float[Array, "1 H 1 S"] | None = None,
-        rotation: Rotation | None = None,
-    ) -> Float[Array, "B N D"]:
-        """Return what each query gathers from keys and values that are projected already.
-
-        Args:
-            keys: Projected keys, in columns [B, G, K, S], or joined [B, S, G * K], finite
-                everywhere.
-            values: Projected values [B, G, S, K] or [B, S, G * K], finite everywhere.
-        """
-        numbers = self.config.attention_divisor, self.config.attention_softcap
-        heads = cached_attention.attend_to_cache(
-            self.queries(query, rotation), keys, values, mask, position_bias, *numbers
-        )
-        return self.output(functional.merge_heads(heads))
-
-
-def keys_and_values(
-    attention: MultiHeadAttention,
-    x: Float[Array, "B L D"],
-    layout: CacheLayout,
-    rotation: Rotation | None = None,
-) -> tuple[Keys, Values]:
-    """Return the keys and values of vectors, projected, as a cache of this layout holds them."""
-    keys = attention.keys(x, rotation)
-    values = attention.project(attention.value, x)
-    return cached_keys(keys, layout), cached_values(values, layout)
+            return projection(functional.split_heads(x, num_heads))
+        return functional.split_heads(projection(x), num_heads)
 
 
 class FeedForward(nn.Module):
@@ -399,12 +416,12 @@ class FeedForward(nn.Module):
 
     def setup(self) -> None:
         """Declare the projections."""
-        parts = self.config, self.execution
-        self.inner = Linear(*parts)
-        if self.config.gated_feed_forward:
-            self.gate = Linear(*parts)
-        self.dropout = Dropout(self.config.activation_dropout_rate, self.execution.dropout_mask)
-        self.outer = Linear(*parts)
+        config, execution = self.config, self.execution
+        self.inner = Linear(config, execution)
+        if config.gated_feed_forward:
+            self.gate = Linear(config, execution)
+        self.dropout = Dropout(config.activation_dropout_rate, execution.dropout_mask)
+        self.outer = Linear(config, execution)
 
     def __call__(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return the network's output at each position."""
@@ -451,32 +468,25 @@ class EncoderLayer(nn.Module):
 
     def setup(self) -> None:
         """Declare the sublayers."""
-        parts = self.config, self.execution
-        residual = self.config, self.config.norm_placement_of("encoder"), self.execution
-        self.self_attention = MultiHeadAttention(*parts)
-        self.self_attention_residual = Residual(*residual)
-        if self.config.has_relative_bias_per_layer:
-            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
-        self.feed_forward = FeedForward(*parts)
-        self.feed_forward_residual = Residual(*residual)
+        config, execution = self.config, self.execution
+        placement = config.norm_placement_of("encoder")
+        self.self_attention = MultiHeadAttention(config, execution)
+        self.self_attention_residual = Residual(config, placement, execution)
+        if config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=True)
+        self.feed_forward = FeedForward(config, execution)
+        self.feed_forward_residual = Residual(config, placement, execution)
 
     def __call__(
         self,
         x: Float[Array, "B S D"],
-        mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
-        position_bias: Float[Array, "1 H S S"] | None = None,
-        rotation: Rotation | None = None,
+        context: AttentionContext = NO_CONTEXT,
     ) -> Float[Array, "B S D"]:
-        """Return the layer's output.
-
-        Args:
-            position_bias: Bias of the scores that all layers share [1, H, S, S].
-            rotation: Of the queries and keys, as `rotation_of` returns it.
-        """
+        """Return the layer's output."""
         if self.config.has_relative_bias_per_layer:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+            context = with_position_bias(context, self.relative_attention_bias, x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        y = self.self_attention(y, y, y, mask, position_bias, rotation)
+        y = self.self_attention(y, y, y, context.mask, context.position_bias, context.rotation)
         x = self.self_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
         return self.feed_forward_residual(x, self.feed_forward(y))
@@ -490,47 +500,55 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         """Declare the sublayers."""
-        parts = self.config, self.execution
-        residual = self.config, self.config.norm_placement_of("decoder"), self.execution
-        self.self_attention = MultiHeadAttention(*parts)
-        self.self_attention_residual = Residual(*residual)
-        if self.config.has_relative_bias_per_layer:
-            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
-        if self.config.decoder_attention != "merged":
-            self.cross_attention = MultiHeadAttention(*parts)
-            self.cross_attention_residual = Residual(*residual)
-        if self.config.memory_norm:
-            self.memory_norm = Norm(self.config, self.execution.norm)
-        self.feed_forward = FeedForward(*parts)
-        self.feed_forward_residual = Residual(*residual)
+        config, execution = self.config, self.execution
+        placement = config.norm_placement_of("decoder")
+        self.self_attention = MultiHeadAttention(config, execution)
+        self.self_attention_residual = Residual(config, placement, execution)
+        if config.has_relative_bias_per_layer:
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
+        if config.decoder_attention != "merged":
+            self.cross_attention = MultiHeadAttention(config, execution)
+            self.cross_attention_residual = Residual(config, placement, execution)
+        if config.memory_norm:
+            self.memory_norm = Norm(config, execution.norm)
+        self.feed_forward = FeedForward(config, execution)
+        self.feed_forward_residual = Residual(config, placement, execution)
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S M"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        memory: Float[Array, "B S M"] | None,
+        context: AttentionContext = NO_CONTEXT,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
-        position_bias: Float[Array, "1 H T T"] | None = None,
-        rotation: Rotation | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return the layer's output.
+        cache: LayerCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        """Return the layer's output, and the cache with the keys and values of `x` written.
 
         Args:
-            tgt_mask: Which target position attends to which target position.
+            memory: What the cross-attention reads; not read with a cache, which holds its keys
+                and values.
+            context: Of the self-attention.
             src_mask: Which target position attends to which position of the memory.
-            position_bias: Bias of the self-attention's scores that all layers share [1, H, T, T].
-            rotation: Of the self-attention's queries and keys, as `rotation_of` returns it.
+            cache: What the layer keeps between decoding steps, in which `x` is one position of N
+                hypotheses; None where all positions are computed.
         """
-        memory = self.cross_attention_input(memory)
         if self.config.has_relative_bias_per_layer:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
+            context = with_position_bias(context, self.relative_attention_bias, x.shape[1])
         y = self.self_attention_residual.sublayer_input(x)
-        y = self.self_attention(y, y, y, tgt_mask, position_bias, rotation)
+        of_targets, of_memory = None, None
+        if cache is None:
+            memory = self.cross_attention_input(memory)
+        else:
+            cache = self.write_step(y, cache, context)
+            of_targets, of_memory = cache
+        mask, position_bias, rotation, _ = context
+        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
         x = self.self_attention_residual(x, y)
         y = self.cross_attention_residual.sublayer_input(x)
-        x = self.cross_attention_residual(x, self.cross_attention(y, memory, memory, src_mask))
+        y = self.cross_attention(y, memory, memory, src_mask, cache=of_memory)
+        x = self.cross_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
 
     def cross_attention_input(self, memory: Float[Array, "B S M"]) -> Float[Array, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
@@ -541,41 +559,20 @@ class DecoderLayer(nn.Module):
     ) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
         memory = self.cross_attention_input(memory)
-        keys, values = keys_and_values(self.cross_attention, memory, layout)
-        return empty_cache(keys, values, slots)
+        of_memory = self.cross_attention.keys_and_values(memory, layout)
+        return LayerCache(empty_slots(of_memory, slots), of_memory)
 
-    def step(
-        self,
-        x: Float[Array, "B N D"],
-        cache: LayerCache,
-        position: StepPosition,
-        tgt_mask: Bool[Array, "B 1 N slots"],
-        src_mask: Bool[Array, "#B #H #N #S"] | None,
-        position_bias: Float[Array, "1 H 1 slots"] | None = None,
-        rotation: Rotation | None = None,
-    ) -> tuple[Float[Array, "B N D"], LayerCache]:
-        """Return the layer's output at one position, and the cache with that position written.
-
-        Args:
-            tgt_mask: The slots, this position's included, that each hypothesis attends to.
-            position_bias: Bias of the self-attention's scores that all layers share.
-            rotation: Of this position.
-        """
-        if self.config.has_relative_bias_per_layer:
-            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        y = self.self_attention_residual.sublayer_input(x)
-        new = keys_and_values(self.self_attention, y, cache_layout(cache.keys), rotation)
-        count, slots = tgt_mask.shape[2:]
-        fits = position.rows < slots // count
-        cache = write_slots(cache, *new, position.column * count, fits)
-        keys, values, memory_keys, memory_values = cache
-        y = self.self_attention.attend_to_cache(y, keys, values, tgt_mask, position_bias, rotation)
-        x = self.self_attention_residual(x, y)
-        y = self.cross_attention_residual.sublayer_input(x)
-        y = self.cross_attention.attend_to_cache(y, memory_keys, memory_values, src_mask)
-        x = self.cross_attention_residual(x, y)
-        y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y)), cache
+    def write_step(
+        self, y: Float[Array, "B N D"], cache: LayerCache, context: AttentionContext
+    ) -> LayerCache:
+        """Return the cache with the self-attention's keys and values of a step written."""
+        attention, (hypotheses, slots) = self.self_attention, context.mask.shape[2:]
+        targets = cache.self_attention
+        new = attention.keys_and_values(y, targets.layout, context.rotation)
+        first = targets.length - slots  # a merged attention keeps the memory before the slots
+        start = first + context.position.column * hypotheses
+        fits = context.position.rows < slots // hypotheses
+        return cache._replace(self_attention=write_slots(targets, new, start, fits))
 
 
 class OutputProjection(nn.Module):

@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.cached_attention import (
+    AttentionCache,
     Keys,
-    StepPosition,
     cache_layout,
     cached_keys,
     cached_values,
@@ -28,22 +28,21 @@ from jax_transformer.kernels.cached_attention import (
 from jax_transformer.kernels.execution import CacheLayout
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import masks
-from jax_transformer.model.layers import DecoderLayer
+from jax_transformer.model.layers import NO_CONTEXT, AttentionContext, DecoderLayer
 
 
 class OverMemoryCache(NamedTuple):
     """What the layer keeps of the memory between two decoding steps.
 
     Attributes:
-        keys: Keys of the self-attention, in columns [B, H, K, S].
-        values: Values of the self-attention [B, H, S, K].
-        memory_keys: Keys of the second attention, in columns [B, H, K, S], or joined [B, S, D].
+        memory: What the encoder returned.
+        self_attention: Keys and values of the memory, with split heads.
+        keys: Keys of the second attention, in the layout of the search's cache.
     """
 
     memory: Float[Array, "B S D"]
-    keys: Float[Array, "B H K S"]
-    values: Float[Array, "B H S K"]
-    memory_keys: Keys
+    self_attention: AttentionCache
+    keys: Keys
 
 
 class SelfOverMemoryLayer(DecoderLayer):
@@ -52,64 +51,58 @@ class SelfOverMemoryLayer(DecoderLayer):
     def __call__(
         self,
         x: Float[Array, "B L D"],
-        memory: Float[Array, "B L D"],
-        tgt_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
-        src_mask: Bool[Array, "#B #H #L #L"] | SegmentMask | None = None,
-        position_bias: None = None,
-        rotation: None = None,
-    ) -> Float[Array, "B L D"]:
-        """Return the layer's output; arguments as `DecoderLayer`, with equal lengths.
+        memory: Float[Array, "B L D"] | None,
+        context: AttentionContext = NO_CONTEXT,
+        src_mask: Bool[Array, "#B #H _ _"] | SegmentMask | None = None,
+        cache: OverMemoryCache | None = None,
+    ) -> tuple[Float[Array, "B L D"], OverMemoryCache | None]:
+        """Return the layer's output and its cache; arguments as `DecoderLayer`, equal lengths.
 
-        There is no `position_bias` and no `rotation`: targets do not attend to each other.
+        Of the context only the mask is read: targets do not attend to each other.
         """
+        if cache is not None:
+            return self._step(x, cache, context, src_mask), cache
         y = self.self_attention_residual.sublayer_input(memory)
-        value = self.self_attention_residual(memory, self.self_attention(y, y, y, tgt_mask))
+        value = self.self_attention_residual(memory, self.self_attention(y, y, y, context.mask))
         y = self.cross_attention_residual.sublayer_input(value)
         x = self.cross_attention_residual(value, self.cross_attention(x, memory, y, src_mask))
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), None
 
     def init_cache(
         self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
     ) -> OverMemoryCache:
         """Return the cache: projections of the memory; `slots` of the targets are not needed."""
-        first, second = self.self_attention, self.cross_attention
-        return OverMemoryCache(
-            memory,
-            first.keys(memory).swapaxes(2, 3),
-            first.project(first.value, memory),
-            cached_keys(second.keys(memory), layout),
-        )
+        of_memory = self.self_attention.keys_and_values(memory, "split_heads")
+        keys = cached_keys(self.cross_attention.keys(memory), layout)
+        return OverMemoryCache(memory, of_memory, keys)
 
-    def step(
+    def _step(
         self,
         x: Float[Array, "B N D"],
         cache: OverMemoryCache,
-        position: StepPosition,
-        tgt_mask: Bool[Array, "B 1 N slots"],
+        context: AttentionContext,
         src_mask: Bool[Array, "#B #H #N #S"] | None,
-        position_bias: None = None,
-        rotation: None = None,
-    ) -> tuple[Float[Array, "B N D"], OverMemoryCache]:
-        """Return the layer's output at one position, and the cache, which stays as it is.
+    ) -> Float[Array, "B N D"]:
+        """Return the layer's output at one position.
 
         Each target position makes one more column of the memory visible. That changes what earlier
         positions of the memory gather, so the first attention is computed again at every step,
-        once for all hypotheses. Arguments as `DecoderLayer.step`; `tgt_mask` is not needed.
+        once for all hypotheses.
         """
-        first, second = self.self_attention, self.cross_attention
-        column = jnp.arange(cache.memory.shape[1])
-        here = position.rows[:, None, None]
+        memory, column = cache.memory, jnp.arange(cache.memory.shape[1])
+        here = context.position.rows[:, None, None]
         visible = (column <= column[:, None]) & (column <= here)  # [B, S, S], rows attend
-        y = self.self_attention_residual.sublayer_input(cache.memory)
-        y = first.attend_to_cache(y, cache.keys, cache.values, visible[:, None])
-        value = self.self_attention_residual(cache.memory, y)
-        values = cached_values(second.project(second.value, value), cache_layout(cache.memory_keys))
-        y = second.attend_to_cache(x, cache.memory_keys, values, src_mask)
+        y = self.self_attention_residual.sublayer_input(memory)
+        y = self.self_attention(y, None, None, visible[:, None], cache=cache.self_attention)
+        value = self.self_attention_residual(memory, y)
+        values = cached_values(self.cross_attention.values(value), cache_layout(cache.keys))
+        of_memory = AttentionCache(cache.keys, values)
+        y = self.cross_attention(x, None, None, src_mask, cache=of_memory)
         value_here = jnp.take_along_axis(value, here, axis=1, mode="clip")  # [B, 1, D]
         x = self.cross_attention_residual(jnp.broadcast_to(value_here, x.shape), y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y)), cache
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
 
 def needs_equal_lengths(config: TransformerConfig) -> bool:

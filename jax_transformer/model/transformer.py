@@ -5,8 +5,9 @@ encoder, V target vocabulary.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -17,12 +18,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import LayerCache, MergedCache, StepPosition
+from jax_transformer.kernels.cached_attention import LayerCache, StepPosition
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
+    AttentionContext,
     DecoderLayer,
     Dropout,
     Embedding,
@@ -31,9 +33,8 @@ from jax_transformer.model.layers import (
     OutputProjection,
     PositionEmbedding,
     RelativeAttentionBias,
-    Rotation,
     rotation_of,
-    slot_bias,
+    with_position_bias,
 )
 from jax_transformer.model.merged_attention import MergedAttentionLayer
 from jax_transformer.model.self_over_memory import (
@@ -51,7 +52,7 @@ TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
 # An entry for each layer.
-DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...] | tuple[MergedCache, ...]
+DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]
 Mask = Bool[Array, "#B #H _ _"] | SegmentMask | None
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "self_then_cross": DecoderLayer,
@@ -68,70 +69,38 @@ def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
     return nn.remat(layer, policy=keep_products if remat == "dots" else None)
 
 
-def of_layers(
-    config: TransformerConfig, stack: Stack, mask: Mask, length: int, dtype: jnp.dtype
-) -> list[tuple[Mask, Rotation | None]]:
-    """Return the mask and the rotation of each layer's self-attention; layers alike share them.
+def windowed(
+    mask: Mask, window: tuple[int, int] | None, length: int, position: StepPosition | None
+) -> Mask:
+    """Return a mask that also hides what is outside the window of a query.
 
     Args:
-        mask: What all layers of the stack have in common.
+        window: As `TransformerConfig.window_of`.
         length: Number of positions.
-        dtype: Of the vectors.
+        position: Where a decoding step is, whose mask is one of slots.
     """
-    count = getattr(config, f"num_{stack}_layers")
-    windows = [config.window_of(stack, layer) for layer in range(count)]
-    own = {
-        window: (windowed(mask, window, length), rotation_of(config, window, length, dtype))
-        for window in dict.fromkeys(windows)
-    }
-    return [own[window] for window in windows]
-
-
-def of_step(
-    config: TransformerConfig,
-    tgt_mask: Bool[Array, "B 1 N slots"],
-    position: StepPosition,
-    dtype: jnp.dtype,
-) -> list[tuple[Bool[Array, "B 1 N slots"], Rotation | None]]:
-    """Return what `of_layers` does, for the decoder at one position."""
-    hypotheses, slots = tgt_mask.shape[2:]
-    length, distance = slots // hypotheses, position.distances(slots, hypotheses)
-    windows = [config.window_of("decoder", layer) for layer in range(config.num_decoder_layers)]
-    own = {
-        window: (
-            tgt_mask if window is None else tgt_mask & (distance <= window[0]),
-            rotation_of(config, window, length, dtype, position.rows),
-        )
-        for window in dict.fromkeys(windows)
-    }
-    return [own[window] for window in windows]
-
-
-def windowed(mask: Mask, window: tuple[int, int] | None, length: int) -> Mask:
-    """Return a mask that also hides what is outside the window of a query."""
     if window is None:
         return mask
+    if position is not None:
+        hypotheses, slots = mask.shape[2:]
+        return mask & (position.distances(slots, hypotheses) <= window[0])
     if isinstance(mask, SegmentMask):
         return dataclasses.replace(mask, window=window)
     band = band_mask(length, length, window)
     return band if mask is None else mask & band
 
 
-def check_alike(inputs: Sequence[tuple[Mask, Rotation | None]], config: TransformerConfig) -> None:
-    """Refuse a loop over layers of which some have a window, and others none."""
-    if any(own is not inputs[0] for own in inputs):
-        raise InputError(
-            "scan_layers=True needs layers that are alike, but sliding_window_pattern="
-            f"{config.sliding_window_pattern} gives only some a window; use scan_layers=False"
-        )
-
-
 def scan_layers(
-    layers: Sequence[nn.Module], x: Float[Array, "B L D"], *rest: Array | SegmentMask | None
+    layers: Sequence[nn.Module],
+    x: Float[Array, "B L D"],
+    run: Callable[[Callable, Float[Array, "B L D"]], Float[Array, "B L D"]],
 ) -> Float[Array, "B L D"]:
     """Return the output of the last layer, computed by one loop over stacked parameters.
 
     The loop compiles in the time of one layer. Layers may differ in their parameters only.
+
+    Args:
+        run: Calls one layer on its input.
     """
     params = [layer.variables["params"] for layer in layers]
     if len({str(jax.tree.map(jnp.shape, own)) for own in params}) > 1:
@@ -145,27 +114,80 @@ def scan_layers(
 
     def run_one(x: Float[Array, "B L D"], own: tuple) -> tuple[Float[Array, "B L D"], None]:
         params, keys = own
-        return shard_rows(any_layer.apply({"params": params}, x, *rest, rngs=keys)), None
+        layer = partial(any_layer.apply, {"params": params}, rngs=keys)
+        return shard_rows(run(layer, x)), None
 
     return jax.lax.scan(run_one, x, stacked)[0]
 
 
-class Encoder(nn.Module):
-    """The stack of encoder layers, with a final norm where the config has one."""
+class LayerStack(nn.Module):
+    """What the encoder and the decoder have in common: layers, and what all of them share."""
 
     config: TransformerConfig
     execution: Execution = DEFAULT_EXECUTION
+    stack: ClassVar[Stack]
 
     def setup(self) -> None:
-        """Declare the layers."""
-        layer = rematerialized(EncoderLayer, self.execution.remat)
-        count = self.config.num_encoder_layers
-        self.layers = [layer(self.config, self.execution) for _ in range(count)]
+        """Declare the layers, a table of relative biases, a final norm and its dropout."""
+        config, execution = self.config, self.execution
+        if self.stack == "encoder":
+            layer, has_norm = EncoderLayer, config.final_norm
+        else:
+            layer = DECODER_LAYERS[config.decoder_attention]
+            has_norm = config.decoder_has_final_norm
+        layer = rematerialized(layer, execution.remat)
+        count = getattr(config, f"num_{self.stack}_layers")
+        self.layers = [layer(config, execution) for _ in range(count)]
+        if config.has_shared_relative_bias:
+            bidirectional = self.stack == "encoder"
+            self.relative_attention_bias = RelativeAttentionBias(config, bidirectional)
+        self.norm = Norm(config, execution.norm) if has_norm else None
+        rate = config.dropout if config.final_dropout else 0.0
+        self.dropout = Dropout(rate, execution.dropout_mask)
+
+    def contexts(
+        self, x: Float[Array, "B L D"], mask: Mask, position: StepPosition | None = None
+    ) -> list[AttentionContext]:
+        """Return the context of each layer's self-attention; layers that are alike share one.
+
+        Args:
+            mask: What all layers have in common.
+            position: Where a decoding step is.
+        """
+        shared, length, rows = AttentionContext(mask, position=position), x.shape[1], None
         if self.config.has_shared_relative_bias:
-            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=True)
-        if self.config.final_norm:
-            self.norm = Norm(self.config, self.execution.norm)
-        self.dropout = final_dropout(self.config, self.execution)
+            shared = with_position_bias(shared, self.relative_attention_bias, length)
+        if position is not None:
+            length, rows = mask.shape[3] // mask.shape[2], position.rows
+        windows = [self.config.window_of(self.stack, n) for n in range(len(self.layers))]
+        by_window = {
+            window: shared._replace(
+                mask=windowed(mask, window, length, position),
+                rotation=rotation_of(self.config, window, length, x.dtype, rows),
+            )
+            for window in dict.fromkeys(windows)
+        }
+        return [by_window[window] for window in windows]
+
+    def context_of_all(self, contexts: Sequence[AttentionContext]) -> AttentionContext:
+        """Return the context of every layer of a loop; some layers may not have a window alone."""
+        if any(context is not contexts[0] for context in contexts):
+            raise InputError(
+                "scan_layers=True needs layers that are alike, but sliding_window_pattern="
+                f"{self.config.sliding_window_pattern} gives only some a window; use "
+                "scan_layers=False"
+            )
+        return contexts[0]
+
+    def finish(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
+        """Return what leaves the stack: the last layer's output, normed where the config says."""
+        return self.dropout(x if self.norm is None else self.norm(x))
+
+
+class Encoder(LayerStack):
+    """The stack of encoder layers, with a final norm where the config has one."""
+
+    stack: ClassVar[Stack] = "encoder"
 
     def __call__(
         self,
@@ -173,58 +195,56 @@ class Encoder(nn.Module):
         src_mask: Bool[Array, "#B #H #S #S"] | SegmentMask | None = None,
     ) -> Float[Array, "B S D"]:
         """Return the memory of embedded sources."""
-        x, position_bias = functional.clear_unattended(x, src_mask), None
-        if self.config.has_shared_relative_bias:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        own = of_layers(self.config, "encoder", src_mask, x.shape[1], x.dtype)
+        x = functional.clear_unattended(x, src_mask)
+        contexts = self.contexts(x, src_mask)
         if self.execution.scan_layers:
-            check_alike(own, self.config)
-            x = scan_layers(self.layers, x, own[0][0], position_bias, own[0][1])
+            context = self.context_of_all(contexts)
+            x = scan_layers(self.layers, x, lambda layer, x: layer(x, context))
         else:
-            for layer, (mask, rotation) in zip(self.layers, own, strict=True):
-                x = shard_rows(layer(x, mask, position_bias, rotation))
-        return self.dropout(self.norm(x) if self.config.final_norm else x)
+            for layer, context in zip(self.layers, contexts, strict=True):
+                x = shard_rows(layer(x, context))
+        return self.finish(x)
 
 
-class Decoder(nn.Module):
+class Decoder(LayerStack):
     """The stack of decoder layers, with a final norm where the config has one."""
 
-    config: TransformerConfig
-    execution: Execution = DEFAULT_EXECUTION
-
-    def setup(self) -> None:
-        """Declare the layers."""
-        kind = DECODER_LAYERS[self.config.decoder_attention]
-        layer = rematerialized(kind, self.execution.remat)
-        count = self.config.num_decoder_layers
-        self.layers = [layer(self.config, self.execution) for _ in range(count)]
-        if self.config.has_shared_relative_bias:
-            self.relative_attention_bias = RelativeAttentionBias(self.config, bidirectional=False)
-        if self.config.decoder_has_final_norm:
-            self.norm = Norm(self.config, self.execution.norm)
-        self.dropout = final_dropout(self.config, self.execution)
+    stack: ClassVar[Stack] = "decoder"
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        memory: Float[Array, "B S M"],
-        tgt_mask: Bool[Array, "#B #H #T #T"] | SegmentMask | None = None,
+        memory: Float[Array, "B S M"] | None,
+        tgt_mask: Bool[Array, "#B #H _ _"] | SegmentMask | None = None,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return the hidden states of embedded targets."""
-        x, position_bias = functional.clear_unattended(x, tgt_mask), None
-        memory = functional.clear_unattended(memory, src_mask)
-        if self.config.has_shared_relative_bias:
-            position_bias = self.relative_attention_bias(x.shape[1], x.shape[1])
-        own = of_layers(self.config, "decoder", tgt_mask, x.shape[1], x.dtype)
-        if self.execution.scan_layers:
-            check_alike(own, self.config)
-            (mask, rotation), rest = own[0], (src_mask, position_bias)
-            x = scan_layers(self.layers, x, memory, mask, *rest, rotation)
-        else:
-            for layer, (mask, rotation) in zip(self.layers, own, strict=True):
-                x = shard_rows(layer(x, memory, mask, src_mask, position_bias, rotation))
-        return self.dropout(self.norm(x) if self.config.decoder_has_final_norm else x)
+        cache: DecoderCache | None = None,
+        position: StepPosition | None = None,
+    ) -> tuple[Float[Array, "B T D"], DecoderCache | None]:
+        """Return the hidden states of embedded targets, and the cache with them written.
+
+        Args:
+            memory: What the encoder returned; None with a cache.
+            tgt_mask: Which target attends to which, or in a decoding step, which hypothesis to
+                which slot of the cache, this position's included.
+            cache: An entry for each layer; None where all positions are computed.
+            position: Where a decoding step is, whose `x` has one position of N hypotheses.
+        """
+        if cache is None:
+            x = functional.clear_unattended(x, tgt_mask)
+            memory = functional.clear_unattended(memory, src_mask)
+        contexts = self.contexts(x, tgt_mask, position)
+        if cache is None and self.execution.scan_layers:
+            context = self.context_of_all(contexts)
+            return self.finish(
+                scan_layers(self.layers, x, lambda layer, x: layer(x, memory, context, src_mask)[0])
+            ), None
+        written = []
+        for number, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
+            kept = None if cache is None else cache[number]
+            x, kept = layer(x, memory, context, src_mask, kept)
+            x = shard_rows(x)
+            written.append(kept)
+        return self.finish(x), None if cache is None else tuple(written)
 
     def init_cache(
         self,
@@ -241,32 +261,6 @@ class Decoder(nn.Module):
         """
         memory = functional.clear_unattended(memory, src_mask)
         return tuple(layer.init_cache(memory, slots, layout) for layer in self.layers)
-
-    def step(
-        self,
-        x: Float[Array, "B N D"],
-        cache: DecoderCache,
-        position: StepPosition,
-        tgt_mask: Bool[Array, "B 1 N slots"],
-        src_mask: SourceMask | None,
-    ) -> tuple[Float[Array, "B N D"], DecoderCache]:
-        """Return the hidden states at one position, and the cache with that position written.
-
-        Arguments as `DecoderLayer.step`; `cache` has an entry for each layer.
-        """
-        written, position_bias = [], None
-        if self.config.has_shared_relative_bias:
-            position_bias = slot_bias(self.relative_attention_bias, position, tgt_mask)
-        own = of_step(self.config, tgt_mask, position, x.dtype)
-        for layer, kept, (mask, rotation) in zip(self.layers, cache, own, strict=True):
-            x, kept = layer.step(x, kept, position, mask, src_mask, position_bias, rotation)
-            written.append(kept)
-        return self.norm(x) if self.config.decoder_has_final_norm else x, tuple(written)
-
-
-def final_dropout(config: TransformerConfig, execution: Execution) -> Dropout:
-    """Return the dropout after a final norm, inactive where the config has none."""
-    return Dropout(config.dropout if config.final_dropout else 0.0, execution.dropout_mask)
 
 
 class Transformer(nn.Module):
@@ -317,9 +311,8 @@ class Transformer(nn.Module):
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
-        x = self.add_positions(self.embed(src, "source"), "source", src_positions)
-        x = self._norm_embeddings(x, "source", src_mask)
-        return self.encoder(self.source_dropout(x), src_mask)
+        x = self._stack_input(src, "source", src_mask, src_positions)
+        return self.encoder(x, src_mask)
 
     def decode(
         self,
@@ -335,9 +328,9 @@ class Transformer(nn.Module):
             tgt_mask = masks.target_mask(tgt, self.config)
         tgt_mask = self._readable(tgt_mask, tgt.shape[1], tgt.shape[1])
         src_mask = self._readable(src_mask, tgt.shape[1], memory.shape[1])
-        x = self.add_positions(self.embed(tgt, "target"), "target", tgt_positions)
-        x = self._norm_embeddings(x, "target", tgt_mask)
-        return self.project(self.decoder(self.target_dropout(x), memory, tgt_mask, src_mask))
+        x = self._stack_input(tgt, "target", tgt_mask, tgt_positions)
+        x, _ = self.decoder(x, memory, tgt_mask, src_mask)
+        return self.project(x)
 
     def __call__(
         self,
@@ -355,16 +348,6 @@ class Transformer(nn.Module):
         memory = self.encode(src, src_mask, src_positions=src_positions)
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
 
-    def init_cache(
-        self,
-        memory: Float[Array, "B S M"],
-        src_mask: SourceMask | None,
-        slots: int,
-        layout: CacheLayout,
-    ) -> DecoderCache:
-        """Return what each decoder layer keeps before the first token; see `Decoder.init_cache`."""
-        return self.decoder.init_cache(memory, src_mask, slots, layout)
-
     def step(
         self,
         tokens: Int[Array, "B N"] | Float[Array, "B N D"],
@@ -379,10 +362,8 @@ class Transformer(nn.Module):
             position: Where each row is; past the last slot its logits are NaN.
         """
         length = tgt_mask.shape[-1] // tokens.shape[1]
-        x = self.embed(tokens, "target")
-        x = self.add_positions(x, "target", position.rows[:, None], length)
-        x = self._norm_embeddings(x, "target", None)
-        x, cache = self.decoder.step(x, cache, position, tgt_mask, src_mask)
+        x = self._stack_input(tokens, "target", None, position.rows[:, None], length)
+        x, cache = self.decoder(x, None, tgt_mask, src_mask, cache, position)
         x = jnp.where(position.rows[:, None, None] < length, x, jnp.nan)
         return self.project(x), cache
 
@@ -408,17 +389,25 @@ class Transformer(nn.Module):
         """Return a mask as attention reads it: without fused kernels, one array for all layers."""
         return as_boolean_mask(mask, queries, keys) if self.execution.attention == "plain" else mask
 
-    def _norm_embeddings(
+    def _stack_input(
         self,
-        x: Float[Array, "B L D"],
+        tokens: Source,
         side: Literal["source", "target"],
-        mask: Bool[Array, "#B #H _ #L"] | SegmentMask | None,
+        mask: Mask,
+        positions: Int[Array | np.ndarray, "#B #L"] | None = None,
+        length: int | None = None,
     ) -> Float[Array, "B L D"]:
-        """Return what enters a stack: `x`, normed where the config says so."""
-        if not self.config.embedding_norm:
-            return x
-        norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
-        return norm(functional.clear_unattended(x, mask))
+        """Return what enters a stack: embedded tokens with positions, normed where the config says.
+
+        Args:
+            mask: Of the stack's self-attention; a norm reads no position that nothing attends to.
+            positions: As of `add_positions`; `length` too.
+        """
+        x = self.add_positions(self.embed(tokens, side), side, positions, length)
+        if self.config.embedding_norm:
+            norm = self.source_embedding_norm if side == "source" else self.target_embedding_norm
+            x = norm(functional.clear_unattended(x, mask))
+        return self.source_dropout(x) if side == "source" else self.target_dropout(x)
 
     def _table(self, side: Literal["source", "target"]) -> Embedding | None:
         if self.config.token_embeddings == "none":
@@ -454,9 +443,13 @@ class Transformer(nn.Module):
             learned = self.source_positions if side == "source" else self.target_positions
             table = learned(length).astype(x.dtype)
         else:
-            sizes = length, x.shape[-1]
-            kind = config.positions, config.position_offset, config.position_rounding
-            table = functional.sinusoidal_positions(*sizes, *kind)
+            table = functional.sinusoidal_positions(
+                length,
+                x.shape[-1],
+                config.positions,
+                config.position_offset,
+                config.position_rounding,
+            )
             table = jnp.asarray(table, x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
 
@@ -552,9 +545,9 @@ def decode(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_memory(config, memory, src_mask, tgt)
     check_equal_lengths(config, tgt.shape[1], memory.shape[1])
-    arrays = as_jax((tgt, memory, tgt_mask, src_mask))
     model = bind(params, config, execution, dropout_key)
-    return model.decode(*arrays, tgt_positions=as_jax(tgt_positions))
+    tgt, memory, tgt_mask, src_mask = as_jax((tgt, memory, tgt_mask, src_mask))
+    return model.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=as_jax(tgt_positions))
 
 
 def apply(
@@ -597,9 +590,16 @@ def apply(
     checks.check_target(config, tgt, tgt_mask, tgt_positions)
     checks.check_source(config, src, src_mask, src_positions, tgt)
     check_equal_lengths(config, tgt.shape[1], src.shape[1])
-    arrays = as_jax((src, tgt, src_mask, tgt_mask))
-    positions = as_jax({"src_positions": src_positions, "tgt_positions": tgt_positions})
-    return bind(params, config, execution, dropout_key)(*arrays, **positions)
+    model = bind(params, config, execution, dropout_key)
+    src, tgt, src_mask, tgt_mask = as_jax((src, tgt, src_mask, tgt_mask))
+    return model(
+        src,
+        tgt,
+        src_mask,
+        tgt_mask,
+        src_positions=as_jax(src_positions),
+        tgt_positions=as_jax(tgt_positions),
+    )
 
 
 def bind(

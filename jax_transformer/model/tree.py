@@ -20,6 +20,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.lengths import axis_length, axis_units
 from jax_transformer.errors import InputError
 from jax_transformer.model import initialization
 from jax_transformer.model.initialization import ONES, ZEROS, Distribution, Role
@@ -34,30 +35,15 @@ TARGET_SIDE = ("target_", "decoder/", "output_projection/")
 CROSS_ATTENTION = ("self_then_cross", "self_over_memory")  # the decoder layers that have one
 LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
 NEAREST = 3  # paths that a refusal proposes
-
-# Lengths that are not a field or a property of the config. A shared projection serves all heads.
-LENGTHS: dict[str, Callable[[TransformerConfig], int]] = {
-    "heads": lambda config: config.num_heads * config.head_dim,
-    "projected": lambda config: config.head_dim if _is_shared(config) else config.d_model,
-    "projected_memory": lambda config: LENGTHS["projected"](config.stack("encoder")),
-    "memory": lambda config: config.stack("encoder").d_model,
-    "projected_heads": lambda config: config.head_dim * HEADS["projected_heads"](config),
-    "projected_key_heads": lambda config: config.head_dim * HEADS["projected_key_heads"](config),
-    "positions": lambda config: config.max_length + config.position_offset,
-}
-# The lengths that a mesh axis must split in whole heads, and how many heads they hold.
-HEADS: dict[str, Callable[[TransformerConfig], int]] = {
-    "heads": lambda config: config.num_heads,
-    "projected_heads": lambda config: 1 if _is_shared(config) else config.num_heads,
-    "projected_key_heads": lambda config: 1 if _is_shared(config) else config.key_heads,
-}
+Needs = dict[str, tuple[Any, ...]]  # fields, and the values of a config that has a parameter
+ALWAYS: Needs = {}
 
 
 class Parameter(NamedTuple):
     """A parameter of some config, or that parameter of every layer of a stack.
 
     Attributes:
-        lengths: A field or property of the config, or a key of `LENGTHS`, for each axis.
+        lengths: The name of each axis' length, see `config.lengths`.
         kind: "kernel" is a matrix (inputs, outputs) of a product, "bias" is added to one, "norm" is
             the scale or bias of a norm, and "table" has a row for each token, position or bucket.
         distribution: What the elements of a new parameter are drawn from.
@@ -69,7 +55,7 @@ class Parameter(NamedTuple):
     lengths: tuple[str, ...]
     kind: Literal["kernel", "bias", "norm", "table"]
     distribution: Callable[[TransformerConfig], Distribution]
-    needs: dict[str, tuple[Any, ...]]
+    needs: Needs
     axes: tuple[str, ...] = ()
 
     @property
@@ -88,10 +74,8 @@ class Parameter(NamedTuple):
     def units(self, config: TransformerConfig) -> list[tuple[str, int]]:
         """Return the mesh axis of each axis that one splits, and the number of units to split."""
         sizes = self._sizes(config)
-        return [
-            (axis, HEADS[name](sizes) if name in HEADS else length)
-            for axis, name, length in zip(self.axes, self.lengths, self.shape(config), strict=False)
-        ]
+        named = zip(self.axes, self.lengths, strict=False)
+        return [(axis, axis_units(sizes, name)) for axis, name in named]
 
     def count(self, config: TransformerConfig) -> int:
         """Return the number of layers that have it; 1 outside of the stacks, 0 of no decoder."""
@@ -110,15 +94,9 @@ class Parameter(NamedTuple):
         return config.stack("encoder" if self.path.startswith(SOURCE_SIDE) else "decoder")
 
 
-def _is_shared(config: TransformerConfig) -> bool:
-    return config.head_projection == "shared"
-
-
 @functools.lru_cache
 def _shape(config: TransformerConfig, lengths: tuple[str, ...]) -> Shape:
-    return tuple(
-        LENGTHS[name](config) if name in LENGTHS else getattr(config, name) for name in lengths
-    )
+    return tuple(axis_length(config, name) for name in lengths)
 
 
 def _linear(
@@ -127,22 +105,23 @@ def _linear(
     axes: tuple[str, str],
     bias: str,
     role: Role = "feed_forward",
-    **needs: tuple[Any, ...],
+    needs: Needs = ALWAYS,
 ) -> Iterator[Parameter]:
     """Yield a kernel and its bias, which the field `bias` of the config gives."""
 
     def of_kernel(config: TransformerConfig) -> Distribution:
-        return initialization.kernel(config, *_shape(config, lengths), role)
+        inputs, outputs = _shape(config, lengths)
+        return initialization.kernel(config, inputs, outputs, role)
 
     def of_bias(config: TransformerConfig) -> Distribution:
-        return initialization.bias(config, _shape(config, lengths)[0], role)
+        return initialization.bias(config, axis_length(config, lengths[0]), role)
 
     yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
     yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs | {bias: (True,)}, split)
 
 
-def _norm(path: str, width: str = "d_model", **needs: tuple[Any, ...]) -> Iterator[Parameter]:
+def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[Parameter]:
     def of_scale(config: TransformerConfig) -> Distribution:
         return ZEROS if config.norm == "zero_centered_rms_norm" else ONES
 
@@ -151,9 +130,12 @@ def _norm(path: str, width: str = "d_model", **needs: tuple[Any, ...]) -> Iterat
     yield Parameter(f"{path}/bias", (width,), "norm", lambda config: ZEROS, bias_needs)
 
 
-def _table(path: str, lengths: tuple[str, str], *axes: str, **needs: tuple[Any, ...]) -> Parameter:
+def _table(
+    path: str, lengths: tuple[str, str], needs: Needs, axes: tuple[str, ...] = ()
+) -> Parameter:
     def distribution(config: TransformerConfig) -> Distribution:
-        return initialization.embedding(config, *_shape(config, lengths))
+        rows, columns = _shape(config, lengths)
+        return initialization.embedding(config, rows, columns)
 
     return Parameter(f"{path}/embedding", lengths, "table", distribution, needs, axes)
 
@@ -162,29 +144,32 @@ COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
 # The first product of a sublayer is split by columns, the second by rows: no communication between.
 
 
-def _residual(path: str, **needs: tuple[Any, ...]) -> Iterator[Parameter]:
-    yield from _norm(f"{path}_residual/norm", **needs)
+def _residual(path: str, needs: Needs = ALWAYS) -> Iterator[Parameter]:
+    yield from _norm(f"{path}_residual/norm", needs=needs)
     placement = "norm_placement" if path.startswith("encoder") else "decoder_norm_placement"
-    yield from _norm(f"{path}_residual/output_norm", **needs, **{placement: ("sandwich",)})
+    sandwich = needs | {placement: ("sandwich",)}
+    yield from _norm(f"{path}_residual/output_norm", needs=sandwich)
 
 
-def _attention(path: str, memory: str = "projected", **needs: Any) -> Iterator[Parameter]:
+def _attention(path: str, memory: str = "projected", needs: Needs = ALWAYS) -> Iterator[Parameter]:
     """Yield the parameters of an attention whose keys and values are made of `memory`."""
-    inputs = {"query": "projected", "key": memory, "value": memory}
-    for name, width in inputs.items():
-        outputs = "projected_heads" if name == "query" else "projected_key_heads"
-        yield from _linear(f"{path}/{name}", (width, outputs), COLUMNS, "qkv_bias", name, **needs)
+    for name, lengths in (
+        ("query", ("projected", "projected_heads")),
+        ("key", (memory, "projected_key_heads")),
+        ("value", (memory, "projected_value_heads")),
+    ):
+        yield from _linear(f"{path}/{name}", lengths, COLUMNS, "qkv_bias", name, needs)
     bias, role = "attention_output_bias", "attention_output"
-    yield from _linear(f"{path}/output", ("heads", "d_model"), ROWS, bias, role, **needs)
+    yield from _linear(f"{path}/output", ("heads", "d_model"), ROWS, bias, role, needs)
     for name in ("query_norm", "key_norm"):
-        yield from _norm(f"{path}/{name}", "head_dim", **needs, query_key_norm=(True,))
-    yield from _residual(path, **needs)
+        yield from _norm(f"{path}/{name}", "head_dim", needs | {"query_key_norm": (True,)})
+    yield from _residual(path, needs)
 
 
 def _feed_forward(path: str) -> Iterator[Parameter]:
-    inner, bias = (("d_model", "d_ff"), COLUMNS), "feed_forward_bias"
-    yield from _linear(f"{path}/inner", *inner, bias)
-    yield from _linear(f"{path}/gate", *inner, bias, gated_feed_forward=(True,))
+    lengths, bias, gated = ("d_model", "d_ff"), "feed_forward_bias", {"gated_feed_forward": (True,)}
+    yield from _linear(f"{path}/inner", lengths, COLUMNS, bias)
+    yield from _linear(f"{path}/gate", lengths, COLUMNS, bias, needs=gated)
     yield from _linear(f"{path}/outer", ("d_ff", "d_model"), ROWS, bias)
     yield from _residual(path)
 
@@ -194,9 +179,10 @@ def _relative_bias(path: str, kind: str) -> Parameter:
     needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
 
     def distribution(config: TransformerConfig) -> Distribution:
-        return initialization.relative_bias(config, *_shape(config, lengths))
+        buckets, heads = _shape(config, lengths)
+        return initialization.relative_bias(config, buckets, heads)
 
-    row = _table(f"{path}/relative_attention_bias", lengths, **needs)
+    row = _table(f"{path}/relative_attention_bias", lengths, needs)
     return row._replace(distribution=distribution)
 
 
@@ -205,23 +191,23 @@ def _stack(stack: str) -> Iterator[Parameter]:
     yield from _attention(f"{layer}/self_attention")
     yield _relative_bias(layer, "per_layer")
     if stack == "decoder":
-        memory = "projected_memory"
-        yield from _attention(f"{layer}/cross_attention", memory, decoder_attention=CROSS_ATTENTION)
-        yield from _norm(f"{layer}/memory_norm", "memory", memory_norm=(True,))
+        has_one = {"decoder_attention": CROSS_ATTENTION}
+        yield from _attention(f"{layer}/cross_attention", "projected_memory", has_one)
+        yield from _norm(f"{layer}/memory_norm", "memory", {"memory_norm": (True,)})
     yield from _feed_forward(f"{layer}/feed_forward")
     yield _relative_bias(stack, "shared")
     final = "final_norm" if stack == "encoder" else "decoder_final_norm"
-    yield from _norm(f"{stack}/norm", **{final: (True,)})
+    yield from _norm(f"{stack}/norm", needs={final: (True,)})
 
 
 def _model() -> Iterator[Parameter]:
     size = ("tgt_vocab_size", "d_model")
-    yield _table("token_embedding", size, *ROWS, token_embeddings=("shared",))
+    yield _table("token_embedding", size, {"token_embeddings": ("shared",)}, ROWS)
     for side, vocabulary in (("source", "src_vocab_size"), ("target", "tgt_vocab_size")):
         size = (vocabulary, "d_model")
-        yield _table(f"{side}_embedding", size, *ROWS, token_embeddings=("separate",))
-        yield _table(f"{side}_positions", ("positions", "d_model"), positions=("learned",))
-        yield from _norm(f"{side}_embedding_norm", embedding_norm=(True,))
+        yield _table(f"{side}_embedding", size, {"token_embeddings": ("separate",)}, ROWS)
+        yield _table(f"{side}_positions", ("positions", "d_model"), {"positions": ("learned",)})
+        yield from _norm(f"{side}_embedding_norm", needs={"embedding_norm": (True,)})
     for stack in STACKS:
         yield from _stack(stack)
     size = ("d_model", "tgt_vocab_size")

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+import torch_reference
 from jax_transformer import (
     InputError,
+    convert,
     decode,
     decode_step,
     encode,
@@ -107,6 +110,23 @@ def test_every_step_is_the_uncached_model(preset, dtype):
 
 
 @pytest.mark.parametrize(
+    "preset", tiered(["bart", "t5", "umt5", "modern", "windows", "pre_norm_decoder"], ["umt5"])
+)
+def test_a_step_is_that_of_the_torch_reference(preset, x64):
+    config, params, src, tokens = setting(preset, "float64", beam_size=1)
+    reference = torch_reference.Transformer(config).double().eval()
+    reference.load_state_dict(convert.to_torch(params, config))
+    expected = cached(config, params, src, tokens[:, :, 0])
+    with torch.no_grad():
+        src = torch.from_numpy(np.asarray(src))
+        src_mask = torch_reference.masks.source_mask(src, config)
+        cache = reference.decoder.init_cache(reference.encode(src, src_mask), src_mask)
+        for step, ids in enumerate(tokens[:, :, 0]):
+            logits, cache = reference.step(torch.from_numpy(ids), cache, src_mask)
+            assert error(logits, expected[step]) <= bound("logits", "float64"), step
+
+
+@pytest.mark.parametrize(
     "preset",
     tiered(["vaswani2017", "shared_heads", "t5", "umt5", "windows", "merged"], ["umt5"]),
 )
@@ -129,7 +149,7 @@ def test_a_step_reads_the_layout_off_the_cache():
     tpu = SearchExecution.for_platform("tpu")
     cache = init_cache(params, config, memory, LENGTH, mask, execution=tpu)
     width = config.num_heads * config.head_dim
-    assert cache.layers[0].keys.shape == (BATCH, LENGTH, width)
+    assert cache.layers[0].self_attention.keys.shape == (BATCH, LENGTH, width)
     one, following = decode_step(params, config, cache, tokens[0, :, 0])
     other, _ = decode_step(params, config, cache, tokens[0, :, 0], execution=tpu)
     assert error(one, other) <= bound("logits", "float32")
@@ -198,10 +218,11 @@ def test_hypotheses_share_the_memory_and_move_nothing_else():
     cache = start(config, params, src)
     heads = (BATCH, config.num_heads)
     for layer in cache.layers:
-        assert layer.memory_keys.shape == (*heads, config.head_dim, SOURCE_LENGTH)
-        assert layer.memory_values.shape == (*heads, SOURCE_LENGTH, config.head_dim)
-        assert layer.keys.shape == (*heads, config.head_dim, LENGTH * BEAM)
-        assert layer.values.shape == (*heads, LENGTH * BEAM, config.head_dim)
+        targets, memory = layer
+        assert memory.keys.shape == (*heads, config.head_dim, SOURCE_LENGTH)
+        assert memory.values.shape == (*heads, SOURCE_LENGTH, config.head_dim)
+        assert targets.keys.shape == (*heads, config.head_dim, LENGTH * BEAM)
+        assert targets.values.shape == (*heads, LENGTH * BEAM, config.head_dim)
     _, cache = quick_step(params, config, cache, tokens[0])
     moved = select_hypotheses(cache, np.full((BATCH, BEAM), 2))
     assert moved.layers is cache.layers

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from jax_transformer.kernels.cached_attention import (
+    AttentionCache,
     attend_to_cache,
     cached_keys,
     cached_values,
-    empty_cache,
+    empty_slots,
     write_slots,
 )
 from jax_transformer.model import functional
@@ -34,17 +35,17 @@ def test_a_cache_of_few_heads_gives_what_their_copies_give(layout, key_heads, ma
         expected = functional.dot_product_attention(
             query, *copies, mask, None, jnp.repeat(bias, COUNT, axis=2), 0.7, softcap=1.5
         )
-        keys, values = cached_keys(key, layout), cached_values(value, layout)
-        fits = jnp.ones(BATCH, bool)
-        cache = write_slots(empty_cache(keys, values, SLOTS), keys, values, jnp.int32(0), fits)
-        found = attend_to_cache(query, cache.keys, cache.values, mask, bias, 0.7, softcap=1.5)
+        new = AttentionCache(cached_keys(key, layout), cached_values(value, layout))
+        cache = write_slots(empty_slots(new, SLOTS), new, jnp.int32(0), jnp.ones(BATCH, bool))
+        found = attend_to_cache(query, cache, mask, bias, 0.7, softcap=1.5)
         (batch,) = jax.export.symbolic_shape("batch")
 
-        def attend(*arrays):
-            return attend_to_cache(*arrays, bias, 0.7)
+        def attend(query, cache, mask):
+            return attend_to_cache(query, cache, mask, bias, 0.7)
 
-        arrays = query, cache.keys, cache.values, mask
-        shapes = (jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in arrays)
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), (query, cache, mask)
+        )
         with unchecked():
             assert jax.eval_shape(attend, *shapes).shape == (batch, HEADS, COUNT, HEAD_DIM)
     assert cache.keys.size == BATCH * key_heads * SLOTS * HEAD_DIM

@@ -185,11 +185,11 @@ def test_heads_are_rotated_as_complex_numbers(columns, theta, scaling, x64):
     turned = (x[..., :half] + 1j * x[..., half:columns]) * np.exp(1j * turns)
     expected = np.concatenate([turned.real, turned.imag, x[..., columns:]], axis=-1)
     angles = functional.rotary_angles(500, columns, theta, scaling)
-    arrays = map(jax.numpy.asarray, (x, np.cos(angles), np.sin(angles)))
-    ours = functional.rotate(next(arrays), tuple(arrays))
-    assert error(ours, expected) <= 1e-14
-    theirs = torch_reference.functional.rotary_angles(500, columns, theta, scaling)
-    assert error(torch_reference.functional.rotate(to_torch(x), theirs), expected) <= 1e-14
+    rotation = jax.numpy.cos(angles), jax.numpy.sin(angles)
+    assert error(functional.rotate(jax.numpy.asarray(x), rotation), expected) <= 1e-14
+    angles = torch_reference.functional.rotary_angles(500, columns, theta, scaling)
+    theirs = torch_reference.functional.rotate(to_torch(x), (angles.cos(), angles.sin()))
+    assert error(theirs, expected) <= 1e-14
 
 
 def test_masks(pair):
@@ -283,12 +283,19 @@ def test_norm_of_a_constant_row_is_zero_with_finite_gradients(dtype, kind):
 
 def test_encoder_layer(pair, ladder):
     config = encoder_config(pair)
-    layer = layers.EncoderLayer(config)
+
+    def ours(params, x, mask):
+        context = layers.AttentionContext(mask)
+        return run(layers.EncoderLayer(config), params["encoder"]["layers_1"], x, context)
+
+    def theirs(module, x, mask):
+        return module.encoder.layers[1](x, torch_reference.layers.AttentionContext(mask))
+
     ladder.check(
         pair,
         "encoder layer",
-        lambda params, *inputs: run(layer, params["encoder"]["layers_1"], *inputs),
-        lambda module, *inputs: module.encoder.layers[1](*inputs),
+        ours,
+        theirs,
         vectors(pair, BATCH, SOURCE_LENGTH, config.d_model),
         make_mask("empty row", SOURCE_LENGTH, SOURCE_LENGTH, config.num_heads),
     )
@@ -307,13 +314,16 @@ def decoder_inputs(pair):
 
 def test_decoder_layer(pair, ladder):
     layer = model.DECODER_LAYERS[pair.config.decoder_attention](pair.config)
-    ladder.check(
-        pair,
-        "decoder layer",
-        lambda params, *inputs: run(layer, params["decoder"]["layers_1"], *inputs),
-        lambda module, *inputs: module.decoder.layers[1](*inputs),
-        *decoder_inputs(pair),
-    )
+
+    def ours(params, x, memory, tgt_mask, src_mask):
+        context = layers.AttentionContext(tgt_mask)
+        return run(layer, params["decoder"]["layers_1"], x, memory, context, src_mask)[0]
+
+    def theirs(module, x, memory, tgt_mask, src_mask):
+        context = torch_reference.layers.AttentionContext(tgt_mask)
+        return module.decoder.layers[1](x, memory, context, src_mask)[0]
+
+    ladder.check(pair, "decoder layer", ours, theirs, *decoder_inputs(pair))
 
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
@@ -334,8 +344,10 @@ def test_decoder(pair, ladder):
     ladder.check(
         pair,
         "decoder",
-        lambda params, *inputs: run_stack(model.Decoder(pair.config), params["decoder"], *inputs),
-        lambda module, *inputs: module.decoder(*inputs),
+        lambda params, *inputs: run_stack(model.Decoder(pair.config), params["decoder"], *inputs)[
+            0
+        ],
+        lambda module, *inputs: module.decoder(*inputs)[0],
         *decoder_inputs(pair),
     )
 

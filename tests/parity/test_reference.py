@@ -94,8 +94,9 @@ def test_norms_by_the_unbiased_deviation_are_the_printed_formulas(torch_dtype):
     scale, bias = tensor(2, 43).to(torch_dtype)
     outside, inside = x.std(-1, keepdim=True) + 1e-6, (x.var(-1, keepdim=True) + 1e-2).sqrt()
     centred = scale * (x - x.mean(-1, True))
-    assert_identical(functional.std_norm(x, scale, bias, 1e-6), centred / outside + bias)
-    ours = functional.layer_norm(x, scale, bias, 1e-2, unbiased=True)
+    ours = functional.norm(x, scale, bias, 1e-6, "std_norm")
+    assert_identical(ours, centred / outside + bias)
+    ours = functional.norm(x, scale, bias, 1e-2, "unbiased_layer_norm")
     assert_identical(ours, centred / inside + bias)
 
 
