@@ -28,8 +28,8 @@ hide: [toc]
 The left column is `jax_transformer`, a thin Flax Linen module around pure functions. The right one
 is `torch_reference`, plain `torch.nn`. Classes, parameters and methods have the same names in the
 same order, which `pytest tests/test_twins.py` checks; the numbers agree, which
-`pytest tests/parity -m "" -s -n 0` shows ([the figures](../parity.md)). Only the JAX side decodes
-with a cache.
+`pytest tests/parity -m "" -s -n 0` shows ([the figures](../parity.md)). A decoder layer takes an
+optional cache in both; the compiled search is JAX's alone.
 """
 
 

@@ -45,6 +45,7 @@ def side_by_side(
     everything = torch.ones((1, 1, 1, 1), dtype=torch.bool)
     src_mask = everything if src_mask is None else src_mask
     tgt_mask = everything if tgt_mask is None else tgt_mask
-    rows = *torch.broadcast_shapes(src_mask.shape[:2], tgt_mask.shape[:2]), queries
-    src_mask = src_mask.expand(*rows, sources)
-    return torch.cat([src_mask, tgt_mask.expand(*rows, targets).to(src_mask.device)], dim=-1)
+    batch, heads = torch.broadcast_shapes(src_mask.shape[:2], tgt_mask.shape[:2])
+    src_mask = src_mask.expand(batch, heads, queries, sources)
+    tgt_mask = tgt_mask.expand(batch, heads, queries, targets)
+    return torch.cat([src_mask, tgt_mask.to(src_mask.device)], dim=-1)

@@ -4,7 +4,6 @@ The specification is filled from the parameters, so every model whose function C
 express is exported, whether this library has trained it or a Hugging Face folder has brought it.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -44,9 +43,9 @@ FREE = (
     *("embedding_dropout", "final_dropout", "pad_id", "bos_id", "eos_id"),
 )
 # The values that it can express of others. Of a field that is in neither, it is the default.
-EXPRESSIBLE: Mapping[str, tuple[Any, ...] | None] = {
-    **{field.name: (field.default,) for field in dataclasses.fields(TransformerConfig)},
-    **dict.fromkeys(FREE),
+EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
+    "decoder_attention": ("self_then_cross",),
+    "memory_norm": (False,),
     "norm": ("layer_norm", "rms_norm"),
     "norm_placement": ("post", "pre"),
     "decoder_norm_placement": (None, "post", "pre"),
@@ -79,7 +78,7 @@ def export_ctranslate2(
             or a translation differs or stops. Nothing is written.
     """
     config = model.config
-    check_expressible(config, EXPRESSIBLE, "CTranslate2")
+    check_expressible(config, EXPRESSIBLE, "CTranslate2", FREE)
     check_writable(folder, ["model.bin"])
     spec = _specification(config, jax.tree.map(float32, model.params))  # copies: it writes
     sources, targets = (_tokens(side) for side in (model.tokenizer.source, model.tokenizer.target))

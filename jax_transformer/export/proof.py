@@ -1,6 +1,7 @@
 """What an export is proven by: random sources that the artifact and `generate` both translate."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +26,24 @@ class Proof(NamedTuple):
 
 
 def check_expressible(
-    config: TransformerConfig, expressible: Mapping[str, tuple[Any, ...] | None], program: str
+    config: TransformerConfig,
+    expressible: Mapping[str, tuple[Any, ...]],
+    program: str,
+    free: Collection[str] | None = None,
 ) -> None:
     """Refuse a field of a config that has none of the values that a program can express.
 
     Args:
-        expressible: The values of a field; None is every value.
+        expressible: The values that the program can express of a field.
+        free: The other fields of which it can express every value; None is all of them. What is in
+            neither must have its default.
     """
+    if free is not None:
+        fields = {each.name: each.default for each in dataclasses.fields(config)}
+        others = [name for name in fields if name not in free and name not in expressible]
+        expressible = {**expressible, **{name: (fields[name],) for name in others}}
     for name, values in expressible.items():
-        value = getattr(config, name)
-        if values is not None and value not in values:
+        if (value := getattr(config, name)) not in values:
             allowed = " or ".join(map(repr, values))
             raise InputError(f"{name}={value!r}: {program} can express {allowed} alone")
 

@@ -186,8 +186,9 @@ class SearchExecution(Execution):
     @property
     def of_step(self) -> Execution:
         """Return how the forward pass of a decoding step is executed."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(Execution)}
-        return Execution(**own | {"product": self.step_product})
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Execution)}
+        fields["product"] = self.step_product
+        return Execution(**fields)
 
 
 DEFAULT_EXECUTION = Execution()

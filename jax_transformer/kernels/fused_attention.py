@@ -5,6 +5,7 @@ Letters in shapes: B batch, T queries, S keys, H heads, G key heads, K head_dim,
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -82,9 +83,15 @@ def flash_attention(
     query_block = block_length(num_queries, LONGEST_QUERY_BLOCK)
     key_block = block_length(num_keys, LONGEST_KEY_BLOCK)
     causal, window = (False, None) if mask is None else (mask.causal, mask.window)
-    settings = (query_block, key_block), causal, window, softcap, interpret
     heads = map_rows_and_heads(
-        lambda *shards: _splash_attention(*shards, *settings),
+        partial(
+            _splash_attention,
+            blocks=(query_block, key_block),
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            interpret=interpret,
+        ),
         [_pad(query, 2, query_block), _pad(key, 2, key_block), _pad(value, 2, key_block)],
         [_pad(query_segments, 1, query_block), _pad(key_segments, 1, key_block)],
     )[:, :, :num_queries]

@@ -343,15 +343,15 @@ class MultiHeadAttention(nn.Module):
         position_bias: Float[Array, "1 H T S"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Return what projected queries gather from projected keys and values, projected."""
-        config, lengths = self.config, (queries.shape[2], keys.shape[2])
+        config, num_queries, num_keys = self.config, queries.shape[2], keys.shape[2]
         by_segments = position_bias is None and (mask is None or isinstance(mask, SegmentMask))
-        implementation = self.execution.attention_of(*lengths, by_segments)
+        implementation = self.execution.attention_of(num_queries, num_keys, by_segments)
         if implementation == "plain":
             heads = functional.dot_product_attention(
                 queries,
                 keys,
                 values,
-                as_boolean_mask(mask, *lengths),
+                as_boolean_mask(mask, num_queries, num_keys),
                 self.dropout,
                 position_bias,
                 config.attention_divisor,

@@ -68,6 +68,7 @@ def side_by_side(
     everything = jnp.ones((1, 1, 1, 1), bool)
     src_mask = everything if src_mask is None else src_mask
     tgt_mask = everything if tgt_mask is None else tgt_mask
-    rows = *jnp.broadcast_shapes(src_mask.shape[:2], tgt_mask.shape[:2]), queries
-    src_mask = jnp.broadcast_to(src_mask, (*rows, sources))
-    return jnp.concatenate([src_mask, jnp.broadcast_to(tgt_mask, (*rows, targets))], axis=-1)
+    batch, heads = jnp.broadcast_shapes(src_mask.shape[:2], tgt_mask.shape[:2])
+    src_mask = jnp.broadcast_to(src_mask, (batch, heads, queries, sources))
+    tgt_mask = jnp.broadcast_to(tgt_mask, (batch, heads, queries, targets))
+    return jnp.concatenate([src_mask, tgt_mask], axis=-1)

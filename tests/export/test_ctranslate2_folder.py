@@ -40,6 +40,7 @@ REFUSED_FIELDS = {
     "encoder_num_heads": 2,
     "encoder_num_kv_heads": 1,
     "encoder_d_ff": 27,
+    "d_v": 9,
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 
