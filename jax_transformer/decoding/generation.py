@@ -150,7 +150,7 @@ def _check(
         check_id_batch("prefix", prefix)
         prefix_length = prefix.shape[1]
     for params, config in models:
-        ids = checked_source(params, config, src, src_mask)
+        ids = source_ids(params, config, src, src_mask)
         options.check_model(config, prefix_length)
     if memory is not None:
         if len(models) > 1:
@@ -184,7 +184,7 @@ def _models(
     return list(zip(params, config, strict=True))
 
 
-def checked_source(
+def source_ids(
     params: Params,
     config: TransformerConfig,
     src: Integer[Array | np.ndarray, "B S"],

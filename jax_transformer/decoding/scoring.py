@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.generation import checked_source
+from jax_transformer.decoding.generation import source_ids
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_inputs, check_not_empty, check_rows
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
@@ -84,7 +84,7 @@ def _check(
     src_mask: SourceMask | None,
 ) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
     """Refuse what cannot be scored; return the ids as int32."""
-    src = checked_source(params, config, src, src_mask)
+    src = source_ids(params, config, src, src_mask)
     check_inputs("tgt", tgt, config.tgt_vocab_size, None, config)
     check_not_empty("tgt", tgt)
     check_rows("tgt", tgt, src.shape[0], "src")
