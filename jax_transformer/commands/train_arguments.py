@@ -31,7 +31,8 @@ from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.text.denoising import MOST_SENTINELS, denoisers
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Documents, Reading
-from jax_transformer.text.store import Vocabulary, default_store
+from jax_transformer.text.store import default_store
+from jax_transformer.text.vocabulary import Vocabulary
 from jax_transformer.tokenizers import Tokenizer, separate
 from jax_transformer.training.config import Count, Positive, TrainingConfig
 from jax_transformer.translation.model_folder import TrainedModel

@@ -17,7 +17,7 @@ from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation.model_folder import load
-from jax_transformer.translation.source_batches import LineOptions, check_split
+from jax_transformer.translation.sources import LineOptions, check_split
 from jax_transformer.translation.text_stream import Files, open_input, translate_text
 from jax_transformer.translation.translate import text_search
 

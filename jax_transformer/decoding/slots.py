@@ -5,9 +5,9 @@ puts a group into slots and takes steps. Letters in shapes: C slots, G sources o
 N hypotheses of a source, K returned hypotheses, L target positions, S source length.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain, pairwise
 from typing import NamedTuple
 
 import jax
@@ -29,18 +29,11 @@ from jax_transformer.kernels.panels import arrange_for_steps
 from jax_transformer.model.transformer import Params
 
 
-class Slots(NamedTuple):
-    """A search whose sources began at different steps, and what each has of its own."""
-
-    state: State
-    rows: dict[str, Array]
-
-
 class Group(NamedTuple):
-    """Sources that enter the slots together; the number of its rows is that of all groups.
+    """Sources that enter the slots together; each group of a search has as many rows.
 
     Attributes:
-        members: The caller's number of each source, for the first rows; the others are left.
+        members: Caller's id of the source in each of the first rows; further rows are filler.
         src: Source ids [G, S].
         selection: How their tokens are selected, as `make_selection` returns it.
     """
@@ -51,9 +44,10 @@ class Group(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The result of a source: its number, and its K hypotheses without the axis of the batch.
+    """The result of a source: its K hypotheses without the axis of the batch.
 
     Attributes:
+        member: Caller's id of the source.
         failed_at: The step at which the logits were not finite, or -1.
     """
 
@@ -62,133 +56,136 @@ class Ended(NamedTuple):
     failed_at: int
 
 
-class Running(NamedTuple):
-    """A search in slots between two calls of `advance`; `empty_slots` makes it.
+class Slots(NamedTuple):
+    """The arrays of a search whose sources began at different steps."""
 
-    Attributes:
-        params: Parameters of each model.
-        configs: Config of each model.
-        source_length: Length S of the memory in a slot, at least that of each group.
-        target_length: Number L of positions of a slot, at least the limit of each source.
-        beam_size: Number N of hypotheses of a source.
-        execution: How the models are executed.
-        owners: The member in each of the C slots, or -1.
-        entered: The group that entered last, encoded; None before the first one.
-        arranged: The parameters as the steps read them.
-        slots: What the slots hold.
-        selection: How tokens are selected; what is common to the groups.
-    """
-
-    params: tuple[Params, ...]
-    configs: tuple[TransformerConfig, ...]
-    source_length: int
-    target_length: int
-    beam_size: int
-    execution: SearchExecution
-    owners: Int32[np.ndarray, " C"]
-    entered: Slots | None = None
-    arranged: tuple[Params, ...] = ()
-    slots: Slots | None = None
-    selection: Selection | None = None
+    state: State
+    row_selection: dict[str, Array]  # what `Selection.rows` names, of the source in each slot
 
 
-def empty_slots(
-    params: tuple[Params, ...],
-    configs: tuple[TransformerConfig, ...],
-    num_slots: int,
-    source_length: int,
-    target_length: int,
-    beam_size: int,
-    execution: SearchExecution,
-) -> Running:
-    """Return a search in C slots in which nothing runs; the arguments are those of `Running`."""
-    sizes = source_length, target_length, beam_size, execution
-    return Running(params, configs, *sizes, np.full(num_slots, -1, np.int32))
-
-
-def search_in_slots(running: Running, groups: Iterable[Group]) -> Iterator[Ended]:
-    """Yield the result of each source as soon as its slot is free for another.
-
-    A single group that fills all slots is one search, as that of `generate`.
+@dataclasses.dataclass(kw_only=True)
+class SlotSearch:
+    """A search in slots, which sources enter and leave; at first nothing runs.
 
     A source finds what `generate` finds. Its keys lie in the cache from the column on where it
     entered, so sums over them are in another order, and scores may differ in their last bits.
 
-    Args:
-        running: From `empty_slots`.
-        groups: One is read ahead; each has the same number of rows.
+    Attributes:
+        params: Parameters of each model.
+        configs: Config of each model.
+        num_slots: Number C of slots.
+        source_length: Length S of the memory in a slot, at least that of each group.
+        target_length: Number L of positions of a slot, at least the limit of each source.
+        beam_size: Number N of hypotheses of a source.
+        execution: How the models are executed.
+        members: Caller's id of the source in each of the C slots, or -1.
     """
-    num_slots = len(running.owners)
-    for group, following in pairwise(chain(groups, (None,))):
-        if running.slots is None and following is None and len(group.src) == num_slots:
-            sizes = running.target_length, running.beam_size, running.execution
-            given = running.configs, group.src, None, None, group.selection, *sizes
-            yield from _ended(group.members, *jax.device_get(search(running.params, *given)))
+
+    params: tuple[Params, ...]
+    configs: tuple[TransformerConfig, ...]
+    num_slots: int
+    source_length: int
+    target_length: int
+    beam_size: int
+    execution: SearchExecution
+    members: Int32[np.ndarray, " C"] = dataclasses.field(init=False)
+    # These come with the first group: the parameters as the steps read them, the slots, what is
+    # common to the selections of all groups, and the group that entered last, encoded.
+    _arranged: tuple[Params, ...] = ()
+    _slots: Slots | None = None
+    _selection: Selection | None = None
+    _group: Slots | None = None
+
+    def __post_init__(self) -> None:
+        self.members = np.full(self.num_slots, -1, np.int32)
+
+    @property
+    def num_free(self) -> int:
+        """Number of slots in which nothing runs."""
+        return int(np.sum(self.members < 0))
+
+    def advance(
+        self, group: Group | None, until_free: int, most_steps: int = NO_LIMIT
+    ) -> list[Ended]:
+        """Let a group enter, take steps, and return the sources that have ended.
+
+        Args:
+            group: As many members as there are free slots, at most; None is no group.
+            until_free: Stop when this many slots are free.
+            most_steps: Stop after this many steps.
+        """
+        is_whole = group is not None and len(group.src) == until_free == self.num_slots
+        if is_whole and self._slots is None and most_steps == NO_LIMIT:
+            # All sources that there are fill the slots: one search, as that of `generate`.
+            hypotheses, failed_at = search(
+                self.params,
+                self.configs,
+                group.src,
+                None,
+                None,
+                group.selection,
+                target_length=self.target_length,
+                beam_size=self.beam_size,
+                execution=self.execution,
+            )
+            hypotheses, failed_at = jax.device_get((hypotheses, failed_at))
+            return _ended(group.members, hypotheses, failed_at)
+        if group is None and self._slots is None:
+            return []
+        places = np.full(len(group.src) if group else len(self._group.state.ended), self.num_slots)
+        if group is not None:
+            self._encode(group)
+            free = np.flatnonzero(self.members < 0)[: len(group.members)]
+            self.members[free] = group.members
+            places[: len(free)] = free  # what is outside of the slots is not written
+        self._slots, *found = _advance(
+            self._arranged,
+            self.configs,
+            self._slots,
+            self._group,
+            places.astype(np.int32),
+            self._selection,
+            most_running=np.int32(self.num_slots - until_free),
+            most_steps=np.int32(most_steps),
+            execution=self.execution,
+        )
+        ended, hypotheses, failed_at = jax.device_get(found)
+        members = np.where(ended, self.members, -1)
+        self.members[ended] = -1
+        return _ended(members.tolist(), hypotheses, failed_at)
+
+    def _encode(self, group: Group) -> None:
+        """Encode a group; the first one makes the slots."""
+        self._group = _enter(
+            self.params,
+            self.configs,
+            group.src,
+            group.selection,
+            source_length=self.source_length,
+            target_length=self.target_length,
+            beam_size=self.beam_size,
+            execution=self.execution,
+        )
+        if self._slots is not None:
             return
-        room = num_slots if following is None else len(following.members)
-        running, ended = advance(running, group, room)
-        yield from ended
-
-
-def advance(
-    running: Running, group: Group | None, room: int, most_steps: int = NO_LIMIT
-) -> tuple[Running, list[Ended]]:
-    """Let a group enter, take steps, and return the search and which sources have ended.
-
-    Args:
-        running: Its buffers are used again: it cannot be advanced a second time.
-        group: As many members as there are free slots, at most; None is no group.
-        room: The steps end when so many slots are free,
-        most_steps: or after so many steps.
-    """
-    owners = running.owners.copy()
-    if group is not None:
-        running = _with_group(running, group)
-        free = np.flatnonzero(owners < 0)[: len(group.members)]
-        owners[free] = group.members
-    elif running.slots is None:
-        return running, []
-    places = np.full(len(running.entered.state.ended), len(owners), np.int32)
-    if group is not None:  # what is outside is not written
-        places[: len(free)] = free
-    bounds = np.int32(len(owners) - room), np.int32(most_steps)
-    given = running.slots, running.entered, places, running.selection, *bounds
-    slots, *found = _advance(running.arranged, running.configs, *given, running.execution)
-    ended, hypotheses, failed_at = jax.device_get(found)
-    members = np.where(ended, owners, -1)
-    running = running._replace(slots=slots, owners=np.where(ended, -1, owners))
-    return running, [*_ended(members.tolist(), hypotheses, failed_at)]
-
-
-def free_slots(running: Running) -> int:
-    """Return the number of slots in which nothing runs."""
-    return int(np.sum(running.owners < 0))
-
-
-def _with_group(running: Running, group: Group) -> Running:
-    """Return a search with the group encoded, and with slots."""
-    sizes = running.source_length, running.target_length, running.beam_size, running.execution
-    given = running.params, running.configs, group.src, group.selection, *sizes
-    running = running._replace(entered=_enter(*given))
-    if running.slots is not None:
-        return running
-    rows = len(running.owners) * running.beam_size
-    arranged = tuple(
-        _arrange(tree, config, running.execution, rows)
-        for tree, config in zip(running.params, running.configs, strict=True)
-    )
-    slots = _empty(running.entered, len(running.owners))
-    return running._replace(arranged=arranged, slots=slots, selection=group.selection)
+        num_rows = self.num_slots * self.beam_size
+        self._arranged = tuple(
+            _arrange(tree, config, self.execution, num_rows)
+            for tree, config in zip(self.params, self.configs, strict=True)
+        )
+        self._slots = _empty(self._group, self.num_slots)
+        self._selection = group.selection
 
 
 def _ended(
     members: Sequence[int], hypotheses: Hypotheses, failed_at: Int32[np.ndarray, " C"]
-) -> Iterator[Ended]:
-    """Yield the results of members; -1 is none."""
-    for row, member in enumerate(members):
-        if member >= 0:
-            found = Hypotheses(*(leaf[row].copy() for leaf in hypotheses))
-            yield Ended(int(member), found, int(failed_at[row]))
+) -> list[Ended]:
+    """Return the results of members; -1 is none."""
+    return [
+        Ended(member, Hypotheses(*(leaf[row].copy() for leaf in hypotheses)), int(failed_at[row]))
+        for row, member in enumerate(members)
+        if member >= 0
+    ]
 
 
 @partial(jax.jit, static_argnames=("config", "execution", "num_rows"))
@@ -213,12 +210,23 @@ def _enter(
     execution: SearchExecution,
 ) -> Slots:
     """Return a group before its first token."""
-    sizes = target_length, beam_size, execution, source_length
     rows = selection.rows()
     if "source" in rows:  # filled by what equals no token
         added = (0, 0), (0, source_length - src.shape[1])
         rows["source"] = jnp.pad(rows["source"], added, constant_values=configs[0].tgt_vocab_size)
-    return Slots(first_state(params, configs, src, None, None, selection, *sizes), rows)
+    state = first_state(
+        params,
+        configs,
+        src,
+        None,
+        None,
+        selection,
+        target_length,
+        beam_size,
+        execution,
+        memory_length=source_length,
+    )
+    return Slots(state, rows)
 
 
 @partial(jax.jit, static_argnames="num_slots")
@@ -257,7 +265,6 @@ def _advance(
         for cache in state.caches
     )
     state, selection = state._replace(caches=caches), selection.with_rows(rows)
-    bounds = most_running, most_steps
-    state = take_steps(params, configs, state, selection, bounds, execution)
+    state = take_steps(params, configs, state, selection, (most_running, most_steps), execution)
     found = best_hypotheses(state, selection)
     return Slots(state, rows), state.ended, found, state.failed_at

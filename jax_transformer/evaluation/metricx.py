@@ -1,7 +1,7 @@
 """MetricX-23 and MetricX-24 (Juraska et al. 2023, 2024): an mT5 that judges translations."""
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 import jax
@@ -13,7 +13,7 @@ from jax_transformer.convert.huggingface import from_huggingface, load_tokenizer
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import apply
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import Pool, grouped, padded_length
+from jax_transformer.translation.pools import padded_length, padded_rows
 
 FAMILY = "mt5"
 SCORE_ID = 250_089  # <extra_id_10>, whose logit at the first decoded position is the score
@@ -72,9 +72,10 @@ def load_metricx(folder: Path, version: int, tokenizer_folder: Path | None = Non
         rows = [ids[:-1] for ids in tokenizer.encode_source(lines, config.max_length)]
         scores = np.zeros(len(rows), np.float32)
         order = sorted(filter(rows.__getitem__, range(len(rows))), key=lambda row: -len(rows[row]))
-        for length, own in groupby(order, lambda row: padded_length(len(rows[row]), config)):
+        for length, places in groupby(order, lambda row: padded_length(len(rows[row]), config)):
             count = MAX_TOKENS // length
-            for members, src in grouped(Pool([*own], length, 1, count, count), rows, config):
+            while members := [*islice(places, count)]:
+                src = padded_rows([rows[row] for row in members], count, length, config)
                 first = np.full((count, 1), config.bos_id, np.int32)
                 found = logits(params, jnp.asarray(src, jnp.int32), first)
                 scores[members] = np.asarray(found, np.float32)[: len(members)]

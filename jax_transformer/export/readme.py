@@ -27,7 +27,7 @@ from jax_transformer.tokenizers.segmenters import (
 )
 from jax_transformer.tokenizers.tokenizer import CLEANED
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import usual_target_length
+from jax_transformer.translation.pools import usual_target_length
 
 README, SETTINGS = "README.md", "settings.json"
 PROGRAM = """folder, *arguments = sys.argv[1:]

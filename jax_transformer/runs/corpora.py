@@ -23,7 +23,8 @@ from jax_transformer.text.denoising import (
     DenoisingObjective,
     Objective,
 )
-from jax_transformer.text.encoding import Filters, encode_lines, encode_text, special_ids
+from jax_transformer.text.encoding import Filters, encode_text, special_ids
+from jax_transformer.text.held_out import held_out
 from jax_transformer.text.parallel_text import (
     Documents,
     Reading,
@@ -40,13 +41,9 @@ from jax_transformer.text.prepare import (
     prepared_corpus,
     without_duplicates,
 )
-from jax_transformer.text.store import (
-    Vocabulary,
-    held_out,
-    trained_tokenizer,
-    with_known_facts,
-)
-from jax_transformer.tokenizers import LineError, Tokenizer
+from jax_transformer.text.store import with_known_facts
+from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
+from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 # Without validation files this share of the training pairs is held out, but at most so many.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000

@@ -4,7 +4,6 @@ import concurrent.futures
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -150,28 +149,30 @@ def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     ends = np.cumsum(source_lengths + target_lengths)
     targets = ends - target_lengths
     sources = targets - source_lengths
-    lay = partial(_lay_out, ids, planned, corpus.pad_id)
-    sides = {
-        "src": lay(sources, source_lengths, planned.length),
-        "tgt_in": lay(targets, target_lengths - 1, target_length),
-        "tgt_out": lay(targets + 1, target_lengths - 1, target_length),
-    }
-    for name, side in sides.items():
+
+    def side(
+        name: str,
+        starts: Int64[np.ndarray, "members"],
+        lengths: Int64[np.ndarray, "members"],
+        row_length: int,
+    ) -> Int32[np.ndarray, "rows length"]:
+        laid_out = _lay_out(ids, planned, corpus.pad_id, starts, lengths, row_length)
         size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
-        _check_ids(name, side, size)  # before the cast, which would wrap around
-    arrays = {name: side.astype(np.int32) for name, side in sides.items()}
-    if planned.member_rows is not None:
-        arrays["src_segments"] = _segments(source_lengths, planned, planned.length)
-        arrays["tgt_segments"] = _segments(target_lengths - 1, planned, target_length)
-    return Batch(**arrays)
+        if laid_out.size and not 0 <= laid_out.min() <= laid_out.max() < size:
+            raise InputError(
+                f"{name} has ids from {laid_out.min()} to {laid_out.max()}, but those of the "
+                f"vocabulary go from 0 to {size - 1}"
+            )
+        return laid_out.astype(np.int32)  # which would wrap other ids around
 
-
-def _check_ids(name: str, ids: Integer[np.ndarray, "rows length"], count: int) -> None:
-    if ids.size and not 0 <= ids.min() <= ids.max() < count:
-        raise InputError(
-            f"{name} has ids from {ids.min()} to {ids.max()}, but those of the vocabulary go from "
-            f"0 to {count - 1}"
-        )
+    is_packed = planned.member_rows is not None
+    return Batch(
+        src=side("src", sources, source_lengths, planned.length),
+        tgt_in=side("tgt_in", targets, target_lengths - 1, target_length),
+        tgt_out=side("tgt_out", targets + 1, target_lengths - 1, target_length),
+        src_segments=_segments(source_lengths, planned, planned.length) if is_packed else None,
+        tgt_segments=_segments(target_lengths - 1, planned, target_length) if is_packed else None,
+    )
 
 
 def _lay_out(

@@ -17,12 +17,12 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import open_regular
 from jax_transformer.text.denoising import Objective
 from jax_transformer.text.pieces import Piece
+from jax_transformer.text.text_files import BAD_LINES_NAMED
 
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids and numbers
 ENDLESS = 2**48  # draws from a part of a mix
-BAD_LINES_NAMED = 5  # in a report
 
 
 class Tokens(NamedTuple):
@@ -167,12 +167,13 @@ class Corpus:
         self._ends = np.cumsum([part.counts.pairs for part in parts])
         self._begins = self._ends - [part.counts.pairs for part in parts]
 
-    @classmethod
-    def mixed(cls, corpora: Sequence["Corpus"], weights: Sequence[float] | None = None) -> "Corpus":
+    @staticmethod
+    def mixed(corpora: Sequence["Corpus"], weights: Sequence[float] | None = None) -> "Corpus":
         """Return corpora of one vocabulary as one, mixed by weight; None: all equally often."""
-        parts = [part for corpus in corpora for part in corpus.parts]
-        first = corpora[0]
-        return cls(parts, first.src_vocab_size, first.tgt_vocab_size, first.pad_id, weights)
+        return corpora[0]._of([part for corpus in corpora for part in corpus.parts], weights)
+
+    def _of(self, parts: Sequence[Part], weights: Sequence[float] | None = None) -> "Corpus":
+        return Corpus(parts, self.src_vocab_size, self.tgt_vocab_size, self.pad_id, weights)
 
     def __len__(self) -> int:
         return int(self._ends[-1])  # pairs of an epoch
@@ -199,9 +200,7 @@ class Corpus:
 
     def with_objective(self, objective: Objective | None) -> "Corpus":
         """Return the corpus with what makes the examples of its texts; None: they are pairs."""
-        parts = [part._replace(objective=objective) for part in self.parts]
-        sizes = self.src_vocab_size, self.tgt_vocab_size
-        return Corpus(parts, *sizes, self.pad_id, self.weights)
+        return self._of([part._replace(objective=objective) for part in self.parts], self.weights)
 
     @property
     def unit(self) -> str:
@@ -233,8 +232,7 @@ class Corpus:
             for number, task in enumerate(part.tasks):
                 alone = part.objective and part.objective.only(number)
                 parts[task].append(part._replace(objective=alone))
-        others = self.src_vocab_size, self.tgt_vocab_size, self.pad_id
-        return {task: Corpus(mine, *others) for task, mine in parts.items()}
+        return {task: self._of(of_task) for task, of_task in parts.items()}
 
     def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
         """Return the pairs at some places of all epochs, shuffled by a seed."""
@@ -298,8 +296,11 @@ class Corpus:
         owners, numbers, rows = self._rows(pairs)
         places = zip(owners.tolist(), numbers.tolist(), rows.tolist(), strict=True)
         ids = [self.parts[owner].pair_ids(number, row) for owner, number, row in places]
-        lengths = rows["source"].astype(np.int64), rows["target"].astype(np.int64)
-        return Tokens(np.concatenate(ids or [np.zeros(0, np.uint8)]), *lengths)
+        return Tokens(
+            np.concatenate(ids or [np.zeros(0, np.uint8)]),
+            source_lengths=rows["source"].astype(np.int64),
+            target_lengths=rows["target"].astype(np.int64),
+        )
 
     def _rows(
         self, pairs: Integer[np.ndarray, "pairs"]

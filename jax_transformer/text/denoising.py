@@ -82,12 +82,16 @@ def denoisers(
     objective: DenoisingObjective, density: float | None, mean_length: float | None
 ) -> tuple[Denoiser, ...]:
     """Return the denoisers of an objective; None keeps its own density or mean length."""
-    named = {"density": density, "mean_length": mean_length}
-    given = {name: value for name, value in named.items() if value is not None}
-    if given and objective in ("ul2", "prefix_lm"):
+    if objective in ("ul2", "prefix_lm") and (density, mean_length) != (None, None):
         names = f"noise_density={density} and mean_span_length={mean_length}"
         raise InputError(f"{names} are fixed by objective={objective!r}; leave them out")
-    return tuple(denoiser._replace(**given) for denoiser in OBJECTIVES[objective])
+    return tuple(
+        denoiser._replace(
+            density=denoiser.density if density is None else density,
+            mean_length=denoiser.mean_length if mean_length is None else mean_length,
+        )
+        for denoiser in OBJECTIVES[objective]
+    )
 
 
 class Objective(NamedTuple):

@@ -3,13 +3,13 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import BAD_LINES_NAMED, Corpus, Part, packed_part
+from jax_transformer.text.corpus import Corpus, Part, packed_part
 from jax_transformer.text.denoising import (
     LONGEST_TEXT,
     MASK,
@@ -19,7 +19,8 @@ from jax_transformer.text.denoising import (
     SpecialIds,
 )
 from jax_transformer.text.parallel_text import Documents, Text
-from jax_transformer.tokenizers import LineError, Tokenizer
+from jax_transformer.text.text_files import BAD_LINES_NAMED
+from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
 SENTENCE_ENDS = (".", "!", "?")
@@ -40,19 +41,6 @@ class Filters(NamedTuple):
         if self.max_ratio is not None and longer > self.max_ratio * shorter:
             return "dropped for unequal lengths"
         return None
-
-
-def encode_lines(
-    encode: Callable[[Sequence[str]], list[list[int]]], lines: Sequence[str]
-) -> list[list[int] | LineError]:
-    """Return the ids of each line; of one that the tokenizer refuses, the error."""
-    try:
-        return encode(lines)
-    except LineError as error:
-        if len(lines) == 1:
-            return [error]
-        half = len(lines) // 2
-        return encode_lines(encode, lines[:half]) + encode_lines(encode, lines[half:])
 
 
 def encode_pairs(
@@ -159,8 +147,7 @@ def encode_text(
             f"max_length={max_length} leaves none of {len(lines):,} pairs; "
             "raise it or name a corpus with shorter lines"
         )
-    vocabularies = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
-    return Corpus([part], *vocabularies, tokenizer.pad_id)
+    return Corpus([part], tokenizer.src_vocab_size, tokenizer.tgt_vocab_size, tokenizer.pad_id)
 
 
 def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:

@@ -145,9 +145,14 @@ class Text:
     def blocks(self, pairs: int) -> Iterator[Block]:
         """Yield the text in blocks of so many pairs."""
         for first in range(0, self.pairs, pairs):
-            lines = (side[first : first + pairs] for side in (self.sources, self.targets))
-            sides = (list(map(str.encode, side)) for side in lines)
-            yield Block(first, first + 1, "sources", "targets", *sides)
+            yield Block(
+                first=first,
+                first_line=first + 1,
+                source_name="sources",
+                target_name="targets",
+                sources=[line.encode() for line in self.sources[first : first + pairs]],
+                targets=[line.encode() for line in self.targets[first : first + pairs]],
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,8 +257,8 @@ def read_text(
         lines += len(block.sources)
     if not pairs:
         raise no_pairs(files.names, lines)
-    counts = {"dropped_empty": lines - len(pairs) - len(bad), "bad_lines": tuple(bad)}
-    return Text(*zip(*pairs, strict=True), **counts)
+    dropped_empty = lines - len(pairs) - len(bad)
+    return Text(*zip(*pairs, strict=True), dropped_empty=dropped_empty, bad_lines=tuple(bad))
 
 
 def has_text(pair: tuple[str, ...] | BadLine | None) -> bool:
@@ -282,7 +287,6 @@ def _file_blocks(
     files: tuple[Path, ...], first: int, pairs: int, reading: Reading
 ) -> Iterator[Block]:
     """Yield the blocks of two line-aligned files or of one alone; see `TextFiles.blocks`."""
-    names = [*map(str, files), None]
     pairs = math.ceil(pairs / LINES_OF_A_DOCUMENT) if reading.documents else pairs
     with contextlib.ExitStack() as opened:
         lines = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
@@ -295,7 +299,16 @@ def _file_blocks(
                 raise _misaligned(files, [sum(both) for both in zip(counts, unread, strict=True)])
             if not sides[0]:
                 return
-            yield Block(first + done, done + 1, *names[:2], *[*sides, []][:2], reading)
+            is_pair = len(files) == 2
+            yield Block(
+                first=first + done,
+                first_line=done + 1,
+                source_name=str(files[0]),
+                target_name=str(files[1]) if is_pair else None,
+                sources=sides[0],
+                targets=sides[1] if is_pair else [],
+                reading=reading,
+            )
 
 
 def _units(lines: Iterator[bytes | None], reading: Reading) -> Iterator[bytes | None]:
@@ -341,5 +354,5 @@ def _read_facts(path: Path, reading: Reading) -> FileFacts:
         lines = sum(1 for _ in _units(read_lines(file, str(path)), reading))
     if before != _state(path):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
-    size, mtime_ns, *others = before
-    return FileFacts(str(path.absolute()), size, mtime_ns, sha256, lines, *others)
+    size, mtime_ns, ctime_ns, inode = before
+    return FileFacts(str(path.absolute()), size, mtime_ns, sha256, lines, ctime_ns, inode)

@@ -100,16 +100,16 @@ def _next_beginning(
 ) -> tuple[int, Piece] | None:
     """Return the place of the text that goes on with a row, and its part; None if none fits.
 
-    It is the one beside which the emptier side has the least room. If it fills the row on one side
-    alone, it is a part of at most half of the row's room: texts of other proportions fill the rest.
-    A row without whole ones begins with the first text.
+    Choose the text that leaves least free room on the emptier side; if it fills only one side, give
+    it at most half the row, so that texts of other proportions have space. A row without whole ones
+    begins with the first text.
     """
 
-    def best(room: tuple[int, int]) -> tuple[int, int, Piece] | None:
+    def best(most: tuple[int, int]) -> tuple[int, int, Piece] | None:
         found = (
             (max(_beside(part, free)), place, part)
             for place, (piece, objective) in enumerate(waiting)
-            if objective is not None and (part := _part_that_fits(piece, objective, room))
+            if objective is not None and (part := _part_that_fits(piece, objective, most))
         )
         return min(found, default=None) if any_of_them else next(found, None)
 

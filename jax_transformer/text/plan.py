@@ -165,10 +165,12 @@ def take_rows(planned: PlannedBatch, rows: Integer[np.ndarray, "rows"]) -> Plann
     if member_rows is None:
         return PlannedBatch(len(rows), planned.length, members[rows[rows < len(members)]])
     taken = np.isin(member_rows, rows)
-    taken_rows = np.searchsorted(rows, member_rows[taken])
-    pieces = tuple(itertools.compress(planned.pieces, taken))
-    new = {"members": members[taken], "member_rows": taken_rows, "pieces": pieces}
-    return planned._replace(rows=len(rows), **new)
+    return planned._replace(
+        rows=len(rows),
+        members=members[taken],
+        member_rows=np.searchsorted(rows, member_rows[taken]),
+        pieces=tuple(itertools.compress(planned.pieces, taken)),
+    )
 
 
 def _buckets(

@@ -199,8 +199,9 @@ def open_folder(folder: Path) -> Corpus:
     ids = FileArray(folder / IDS, np.dtype(manifest["dtype"]), counts.tokens + counts.pairs)
     index = FileArray(folder / INDEX, INDEX_TYPE, counts.pairs)
     part = Part(index, ids, counts, zlib.crc32(manifest["key"].encode()), folder)
-    vocabularies = manifest["src_vocab_size"], manifest["tgt_vocab_size"]
-    return Corpus([part], *vocabularies, manifest["pad_id"])
+    return Corpus(
+        [part], manifest["src_vocab_size"], manifest["tgt_vocab_size"], manifest["pad_id"]
+    )
 
 
 def _counts(manifest: dict[str, Any]) -> Counts:
@@ -240,12 +241,22 @@ def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[
         for block in itertools.islice(task.text.blocks(BLOCK_PAIRS), blocks, None):
             yield functools.partial(
                 encode_block,
-                *(block, _places(task, block), task.filters, tokenizer, seed, task.prefix),
+                block,
+                _places(task, block),
+                task.filters,
+                tokenizer,
+                seed=seed,
+                prefix=task.prefix,
             )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = console.is_terminal and task.text.pairs > BLOCK_PAIRS
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown) as progress:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal or task.text.pairs <= BLOCK_PAIRS,
+    ) as progress:
         bar = progress.add_task("encoding", total=task.text.pairs, completed=pairs)
         for part in _on_all_cores(works()):
             progress.advance(bar, part.counts.read)
@@ -291,10 +302,10 @@ def encode_block(
                 dropped["dropped for an empty side"] += 1
             else:
                 lines.append((prefix + pair[0], *pair[1:], block.place(place)))
+        read = _tokenizer(tokenizer)
         if documents:
-            encoded = lines, _tokenizer(tokenizer), documents, dropped, bad_lines, seed
-            return encode_documents(*encoded)
-        return encode_pairs(lines, _tokenizer(tokenizer), filters, dropped, bad_lines, seed)
+            return encode_documents(lines, read, documents, dropped, bad_lines, seed)
+        return encode_pairs(lines, read, filters, dropped, bad_lines, seed)
     except InputError as error:
         raise InputError(str(error)) from None  # one that a process can hand to another one
 

@@ -24,8 +24,13 @@ class ResampledCorpus(Corpus):
     """
 
     def __init__(self, corpus: Corpus, merges: BPEDropout, seed: int, epoch: int) -> None:
-        vocabularies = corpus.src_vocab_size, corpus.tgt_vocab_size
-        super().__init__(corpus.parts, *vocabularies, corpus.pad_id, corpus.weights)
+        super().__init__(
+            corpus.parts,
+            corpus.src_vocab_size,
+            corpus.tgt_vocab_size,
+            corpus.pad_id,
+            corpus.weights,
+        )
         self._merges, self._entropy = merges, (seed, epoch)
         self._longest = len(corpus.length_counts) - 1
         self._cache: OrderedDict[int, Sides] = OrderedDict()

@@ -17,7 +17,7 @@ from jax_transformer.tokenizers.formats import (
 )
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.readers.model_files import read_files
-from jax_transformer.tokenizers.segmenters import LineError
+from jax_transformer.tokenizers.segmenters import LineError, encode_lines
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 from jax_transformer.tokenizers.unigram import train_unigram
 
@@ -28,6 +28,7 @@ __all__ = [
     "LineError",
     "Tokenizer",
     "describe",
+    "encode_lines",
     "from_description",
     "from_text",
     "parse_byte_pair",

@@ -115,10 +115,11 @@ class BPEDropout:
             (characters[words] * 2).tolist(),
             strict=True,
         ):
-            key = (whole[start:end], numbers[step : step + count - 2], dtype)
+            word, numbers_of_word = whole[start:end], numbers[step : step + count - 2]
+            key = (word, numbers_of_word, dtype)
             new = self._cache.get(key)
             if new is None:
-                new = self._segment(*key)
+                new = self._segment(word, numbers_of_word, dtype)
                 if len(self._cache) >= MOST_CACHED:
                     self._cache.clear()
                 self._cache[key] = new

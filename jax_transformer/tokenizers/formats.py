@@ -1,6 +1,7 @@
 """Tokenizers by kind, and how any of them is written and read: a description and its files."""
 
 import base64
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,8 +33,14 @@ def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
         for name, content in tokenizer.contents.items()
     }
     settings = {side: describe(tokenizer) for side, tokenizer in parts.items()}
-    special_ids = (getattr(target, name) for name in TOKENIZER_IDS)
-    return Tokenizer(SEPARATE, contents, settings, *special_ids, source.source, target.target)
+    return dataclasses.replace(
+        target,
+        kind=SEPARATE,
+        contents=contents,
+        settings=settings,
+        source=source.source,
+        languages=None,
+    )
 
 
 def _read_separate(
@@ -41,12 +48,13 @@ def _read_separate(
 ) -> Tokenizer:
     if set(settings) != set(SIDES):
         raise InputError(f"{name}: separate tokenizers are described as source and target")
-    parts = []
-    for side in SIDES:
-        mine = {f"{side}_{file}": file for file in settings[side].get("files", ())}
-        files = {mine[file]: content for file, content in contents.items() if file in mine}
-        parts.append(from_description(settings[side], files, f"{name} ({side})"))
-    return separate(*parts)
+
+    def of_side(side: str) -> Tokenizer:
+        names = {f"{side}_{file}": file for file in settings[side].get("files", ())}
+        files = {names[file]: content for file, content in contents.items() if file in names}
+        return from_description(settings[side], files, f"{name} ({side})")
+
+    return separate(of_side("source"), of_side("target"))
 
 
 # Each returns the tokenizer, given its files by name, its settings, and the name of what contains

@@ -30,18 +30,18 @@ class Languages:
 
     def changed(self, source: Any, target: Any) -> "Languages":
         """Return these languages with other codes of sources and targets; None keeps a code."""
-        codes = {"source": source, "target": target}
         # A JSON file may have a number or a list in the place of a code.
-        codes = {side: str(code) for side, code in codes.items() if code is not None}
-        for side, code in codes.items():
-            if code not in self.ids:
+        source = self.source if source is None else str(source)
+        target = self.target if target is None else str(target)
+        for side, code in (("source", source), ("target", target)):
+            if code is not None and code not in self.ids:
                 near = difflib.get_close_matches(code, self.ids, SHOWN, cutoff=0.4)
                 shown = ", ".join(near or list(self.ids)[:SHOWN])
                 raise InputError(
                     f"{side}_lang={code!r:.40} is none of the model's {len(self.ids)} "
                     f"language codes, such as {shown}"
                 )
-        return dataclasses.replace(self, **codes)
+        return dataclasses.replace(self, source=source, target=target)
 
     def affixes(self, side: Side, eos_id: int) -> tuple[list[int], list[int]]:
         """Return the ids before and after the text of a line."""

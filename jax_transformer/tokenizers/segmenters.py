@@ -6,7 +6,7 @@ drops U+0085, and it takes text that spells a control token ("</s>" in full widt
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Literal
 
@@ -26,6 +26,19 @@ class LineError(InputError):
     def __init__(self, row: int, fault: str) -> None:
         super().__init__(f"line {row + 1} {fault}")
         self.row, self.fault = row, fault
+
+
+def encode_lines(
+    encode: Callable[[Sequence[str]], list[list[int]]], lines: Sequence[str]
+) -> list[list[int] | LineError]:
+    """Return the ids of each line; of one that the tokenizer refuses, the error."""
+    try:
+        return encode(lines)
+    except LineError as error:
+        if len(lines) == 1:
+            return [error]
+        half = len(lines) // 2
+        return encode_lines(encode, lines[:half]) + encode_lines(encode, lines[half:])
 
 
 @contextmanager

@@ -128,13 +128,22 @@ class Tokenizer:
                     f"{min(sizes) - 1}"
                 )
         cleans = bool(values["clean_up_spaces"])
-        sides = (
+        source, target = (
             Side(segmenter, values[f"{side}_prefix"], values[f"{side}_suffix"], size, cleans, None)
             for side, segmenter, size in zip(("source", "target"), segmenters, sizes, strict=True)
         )
         different = {key: value for key, value in values.items() if value != DEFAULTS[key]}
-        special_ids = (values[key] for key in TOKENIZER_IDS)
-        tokenizer = cls(kind, dict(contents), different, *special_ids, *sides)
+        tokenizer = cls(
+            kind=kind,
+            contents=dict(contents),
+            settings=different,
+            pad_id=values["pad_id"],
+            bos_id=values["bos_id"],
+            eos_id=values["eos_id"],
+            unk_id=values["unk_id"],
+            source=source,
+            target=target,
+        )
         return tokenizer if languages is None else tokenizer._set_to(languages)
 
     def with_languages(self, source: str | None, target: str | None, name: str) -> "Tokenizer":

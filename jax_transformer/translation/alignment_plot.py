@@ -77,11 +77,13 @@ def alignments(
     lines: Sequence[str],
     translations: Sequence[Sequence[Translation]],
     most: int | None = None,
+    skip: int = 0,
 ) -> list[Alignment | None]:
     """Return the alignment of each line with its best translation; None for a blank one.
 
     Args:
         most: Lines with text that are aligned, the first ones; None is all.
+        skip: Number of lines before them.
     """
     config, params, tokenizer, _ = model
     aligned: list[Alignment | None] = [None] * len(lines)
@@ -97,7 +99,7 @@ def alignments(
         rows = zip(shown, sources, targets, jax.device_get(weights), strict=False)
         for index, source, target, of_line in rows:
             aligned[index] = Alignment(
-                index + 1,
+                skip + index + 1,
                 [text.replace(" ", WORD_BEGINNING) for text in tokenizer.source_texts(source)],
                 [text.replace(" ", WORD_BEGINNING) for text in tokenizer.target_texts(target)],
                 of_line[: len(target), : len(source)],
@@ -141,8 +143,10 @@ def figure_of(alignments: Sequence[Alignment]) -> "Figure":
     widths = [max(len(cut.source) for cut in shown[start::columns]) for start in range(columns)]
     figsize = CELL * sum(widths) + 1.5 * columns + 1.5, CELL * sum(heights) + 1.5 * len(rows)
     figure = Figure(figsize=figsize, layout="constrained")
-    ratios = {"width_ratios": widths, "height_ratios": heights}
-    panels = list(figure.subplots(len(rows), columns, squeeze=False, **ratios).flat)
+    panels = figure.subplots(
+        len(rows), columns, squeeze=False, width_ratios=widths, height_ratios=heights
+    )
+    panels = list(panels.flat)
     while len(panels) > len(shown):
         panels.pop().remove()
     strongest = max(cut.weights.max() for cut in shown)

@@ -2,15 +2,18 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 
+from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.translation.as_completed import translate_as_completed
+from jax_transformer.translation.pools import Pool, slot_length
 from jax_transformer.translation.result import TranslationResult
-from jax_transformer.translation.translate import TextSearch
+from jax_transformer.translation.sources import Source, encode_sources
+from jax_transformer.translation.translate import TextSearch, Translation
 
+MOST_STEPS = 4  # after which texts that have come enter
 Submitted = tuple[str, Future[TranslationResult]]
 
 
@@ -24,8 +27,9 @@ class TranslationExecutor:
     def __init__(self, search: TextSearch, prefix: str = "") -> None:
         self._submitted: queue.SimpleQueue[Submitted | None] = queue.SimpleQueue()
         self._is_open, self._lock = True, threading.Lock()
-        given = search, prefix, self._submitted
-        self._thread = threading.Thread(target=_translate_all, args=given, daemon=True)
+        self._thread = threading.Thread(
+            target=_translate_all, args=(search, prefix, self._submitted), daemon=True
+        )
         self._thread.start()
 
     def submit(self, text: str) -> Future[TranslationResult]:
@@ -99,3 +103,59 @@ def _translate_all(
             for future in futures.values():
                 future.set_exception(error)
             futures.clear()
+
+
+def translate_as_completed(
+    search: TextSearch, texts: Iterable[str | None], *, prefix: str = ""
+) -> Iterator[tuple[int, list[Translation] | InputError]]:
+    """Yield the number of each text, from 1, and its translations as soon as they are complete.
+
+    Each length of slots has a pool, which takes in a text while others run. Its slots have room for
+    the longest translation: a text that outgrew its slot would begin again, and be late.
+
+    Args:
+        texts: None says that no text is there at present: those that run then take a few steps.
+        prefix: Put before every text that is not blank.
+
+    Yields:
+        The error in place of translations of a text that is too long or no source of this model.
+    """
+    model, overlong = search.models[0], search.lines.overlong
+    pools: dict[int, Pool] = {}  # by the length of their slots
+    left: dict[int, Source] = {}  # the texts that are not complete
+    for number, text in _numbered(texts, left):
+        if text is not None:
+            try:
+                (source,) = encode_sources(model, overlong, [Source(text, number)], prefix=prefix)
+            except InputError as error:
+                yield number, error
+                continue
+            if not source.ids:
+                yield number, search.blank()
+                continue
+            length = slot_length(len(source.ids), model.config)
+            if length not in pools:
+                pools[length] = search.pool(length, search.limit(length))
+            left[number] = source
+            pools[length].waiting.append(number)
+            if len(pools[length].waiting) < pools[length].slots.num_free:
+                continue  # more of them may be there
+        for pool in pools.values():
+            for ended in search.advance(pool, left, MOST_STEPS):
+                source = left.pop(ended.member)
+                try:
+                    yield ended.member, search.found(ended, source)
+                except NonFiniteError as error:
+                    yield ended.member, error
+
+
+def _numbered(
+    texts: Iterable[str | None], left: dict[int, Source]
+) -> Iterator[tuple[int, str | None]]:
+    """Yield texts and their numbers, and None; behind the last text while any source is left."""
+    number = 0
+    for text in texts:
+        number += text is not None
+        yield number, text
+    while left:
+        yield number, None

@@ -116,8 +116,9 @@ class TrainedModel(NamedTuple):
         Without any `max_new_tokens`, it is the model's `max_length`. What the model bans stays
         banned beside the `banned_tokens` that are named.
         """
-        defaults = {"max_new_tokens": self.config.max_length, **self.generation}
-        chosen = GenerationConfig(**defaults | options)
+        for name, default in {"max_new_tokens": self.config.max_length, **self.generation}.items():
+            options.setdefault(name, default)
+        chosen = GenerationConfig(**options)
         banned = {*chosen.banned_tokens, *self.generation.get("banned_tokens", ())}
         return dataclasses.replace(chosen, banned_tokens=tuple(sorted(banned)))
 
@@ -179,9 +180,14 @@ def load(
             is missing or damaged, or the files do not belong together; the model has no such
             language, or does not say which language to translate into. The message is one line.
     """
-    options = {"ignore_generation_config": ignore_generation_config}
-    options |= {"source_lang": source_lang, "target_lang": target_lang, "part": part}
-    return read(folder, **options).with_languages(None, None, str(folder))
+    model = read(
+        folder,
+        ignore_generation_config=ignore_generation_config,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        part=part,
+    )
+    return model.with_languages(None, None, str(folder))
 
 
 def read(folder: str | Path, **options: Any) -> TrainedModel:
@@ -213,9 +219,10 @@ def read(folder: str | Path, **options: Any) -> TrainedModel:
         params, _ = to_params(tensors, config, LAYOUT, leaf=jax_leaf(), consume=True)
     tokenizer = _read_tokenizer(folder, description) if description["tokenizer"] else None
     model = TrainedModel(config, params, tokenizer, generation)
-    languages = options.get("source_lang"), options.get("target_lang")
-    if languages != (None, None):
-        tokenizer = model.for_text(str(folder)).tokenizer.with_languages(*languages, str(folder))
+    source_lang, target_lang = options.get("source_lang"), options.get("target_lang")
+    if source_lang is not None or target_lang is not None:
+        tokenizer = model.for_text(str(folder)).tokenizer
+        tokenizer = tokenizer.with_languages(source_lang, target_lang, str(folder))
         model = model._replace(tokenizer=tokenizer)
     _check_parts(model, f"{folder / CONFIG_FILE}: ")
     return model

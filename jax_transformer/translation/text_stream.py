@@ -5,8 +5,10 @@ import dataclasses
 import io
 import json
 import os
+import queue
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
@@ -17,13 +19,20 @@ from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.distributed import library_digest
-from jax_transformer.text.corpus import BAD_LINES_NAMED
-from jax_transformer.text.text_files import LONGEST_LINE, count_lines, decode_lines, open_stream
+from jax_transformer.text.text_files import (
+    BAD_LINES_NAMED,
+    LONGEST_LINE,
+    count_lines,
+    decode_lines,
+    open_stream,
+)
 from jax_transformer.translation import alignment_plot
 from jax_transformer.translation.model_folder import model_digest
 from jax_transformer.translation.resumable_file import check_input, check_output, resumable_file
-from jax_transformer.translation.source_batches import FIRST_WINDOW, Window, windows, with_pauses
+from jax_transformer.translation.sources import FIRST_WINDOW, LARGEST_WINDOW, windows
 from jax_transformer.translation.translate import TextSearch, Translation, translate_windows
+
+PAUSE = 0.1  # seconds without another line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Files:
                 check_input(here, output)
 
 
-class Text(NamedTuple):
+class OpenText(NamedTuple):
     """An open text."""
 
     file: io.BufferedReader
@@ -80,7 +89,7 @@ class Text(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_input(files: Files) -> Iterator[Text]:
+def open_input(files: Files) -> Iterator[OpenText]:
     """Open the text to translate."""
     source, shown = files.input, files.output is None
     file = sys.stdin.buffer if source is None else open_stream(source)
@@ -95,10 +104,10 @@ def open_input(files: Files) -> Iterator[Text]:
         file = open(file.fileno(), "rb", closefd=False)  # noqa: SIM115
     closing = source is not None and not may_pause
     with file if closing else contextlib.nullcontext():
-        yield Text(file, str(source or "standard input"), is_typed, may_pause)
+        yield OpenText(file, str(source or "standard input"), is_typed, may_pause)
 
 
-def translate_text(search: TextSearch, text: Text, files: Files, console: Console) -> None:
+def translate_text(search: TextSearch, text: OpenText, files: Files, console: Console) -> None:
     """Translate the lines of a text, and write the translations of each window at once.
 
     Raises:
@@ -119,8 +128,12 @@ def translate_text(search: TextSearch, text: Text, files: Files, console: Consol
         if files.output is None:
             begun, write, commit = 0, sys.stdout.buffer.write, sys.stdout.buffer.flush
         else:
-            how = {"resume": files.resume, "overwrite": files.overwrite}
-            part = resumable_file(files.output, _facts(search, files), **how)
+            part = resumable_file(
+                files.output,
+                _facts(search, files),
+                resume=files.resume,
+                overwrite=files.overwrite,
+            )
             file = opened.enter_context(part)
             begun, write, commit, lines = file.lines, file.write, file.commit, file.rest(lines)
         if begun:
@@ -128,8 +141,8 @@ def translate_text(search: TextSearch, text: Text, files: Files, console: Consol
         if text.is_typed:
             translated = _translated_when_entered(translate, lines)
         else:
-            parts = windows(lines, search.lines.window, begun)
-            translated = translate(parts, total=total, console=console)
+            of_lines = windows(lines, search.lines.window, begun)
+            translated = translate(of_lines, skip=begun, total=total, console=console)
         for window in translated:
             for translation in chain.from_iterable(window):
                 score = f"{translation.score:.6f}\t" if files.scores else ""
@@ -140,7 +153,7 @@ def translate_text(search: TextSearch, text: Text, files: Files, console: Consol
         named = ", ".join(f"{text.name}:{number}" for number in numbers[:BAD_LINES_NAMED])
         console.print(f"{len(numbers):,} bad lines gave blank lines, the first: {named}")
     if files.alignments is not None:
-        (best,) = translate([Window(0, first)])
+        (best,) = translate([first])
         most, model = alignment_plot.MAX_LINES, search.models[0]
         drawn = alignment_plot.alignments(model, first, best, most)
         alignment_plot.draw(files.alignments, drawn, files.overwrite)
@@ -157,15 +170,40 @@ def _facts(search: TextSearch, files: Files) -> dict[str, Any]:
     return json.loads(json.dumps(facts))  # as they are read again: lists for tuples
 
 
-def _keeping(lines: Iterable[str], kept: list[str]) -> Iterator[str]:
+def with_pauses(lines: Iterable[str]) -> Iterator[str | None]:
+    """Yield lines as they arrive, and None after each `PAUSE` without one; a thread reads them."""
+    arrived: queue.Queue[str | BaseException] = queue.Queue(LARGEST_WINDOW)
+
+    def read() -> None:
+        try:
+            for line in lines:
+                arrived.put(line)
+            arrived.put(StopIteration())
+        except BaseException as error:
+            arrived.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = arrived.get(timeout=PAUSE)
+        except queue.Empty:
+            line = None
+        if isinstance(line, StopIteration):
+            return
+        if isinstance(line, BaseException):
+            raise line
+        yield line
+
+
+def _keeping(lines: Iterable[str], first: list[str]) -> Iterator[str]:
     for line in lines:
-        if len(kept) < FIRST_WINDOW:
-            kept.append(line)
+        if len(first) < FIRST_WINDOW:
+            first.append(line)
         yield line
 
 
 def _translated_when_entered(
-    translate: Callable[[list[Window]], Iterator[list[list[Translation]]]], lines: Iterator[str]
+    translate: Callable[[list[list[str]]], Iterator[list[list[Translation]]]], lines: Iterator[str]
 ) -> Iterator[list[list[Translation]]]:
     """Yield the translations of each line that is typed; one that is refused is told at once."""
     while True:
@@ -175,6 +213,6 @@ def _translated_when_entered(
             print(file=sys.stderr)
             return
         try:
-            yield from translate([Window(0, [line])])
+            yield from translate([[line]])
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -17,8 +17,8 @@ from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.hypotheses import make_selection
 from jax_transformer.decoding.sampling import check_sampling
-from jax_transformer.decoding.slots import Ended, Group, Running, empty_slots, search_in_slots
-from jax_transformer.errors import InputError
+from jax_transformer.decoding.search import NO_LIMIT
+from jax_transformer.decoding.slots import Ended, Group, SlotSearch
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.checks import (
@@ -30,19 +30,24 @@ from jax_transformer.model.checks import (
 )
 from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
-from jax_transformer.text.encoding import encode_lines
-from jax_transformer.text.text_files import is_blank
-from jax_transformer.tokenizers import LineError
 from jax_transformer.translation.model_folder import TrainedModel
-from jax_transformer.translation.source_batches import (
-    LineOptions,
+from jax_transformer.translation.pools import (
+    FEWEST_LAST_SLOTS,
     Pool,
-    Window,
-    check_split,
-    grouped,
-    source_pools,
-    split_sentences,
+    padded_rows,
+    pool_sizes,
+    power_of_two,
+    round_up,
+    slot_length,
     usual_target_length,
+)
+from jax_transformer.translation.sources import (
+    LineOptions,
+    Source,
+    check_split,
+    encode_sources,
+    sources_of,
+    split_sentences,
 )
 
 
@@ -62,17 +67,6 @@ class Translation(NamedTuple):
     text: str
     score: float
     tokens: Int32[np.ndarray, " length"]
-
-
-class Place(NamedTuple):
-    """Where a source stands."""
-
-    line: int  # from 1
-    sentence: int = 0  # of the line, from 1; 0 is the whole line
-
-    def __str__(self) -> str:
-        line = f"line {self.line}"
-        return f"sentence {self.sentence} of {line}" if self.sentence else line
 
 
 def place(model: TrainedModel, mesh: Mesh) -> TrainedModel:
@@ -97,15 +91,6 @@ class TextSearch:
     mesh: Mesh  # lines are distributed over the axes data and fsdp
     execution: SearchExecution | None  # None is what suits the device and the work
 
-    def suited_execution(self) -> SearchExecution:
-        """Return how lines are translated."""
-        if self.execution is not None:
-            return self.execution
-        config, params, *_ = self.models[0]
-        suited = self.mesh.devices.flat[0], jax.tree.leaves(params)[0].dtype.name, config.head_dim
-        capped = config.attention_softcap is not None
-        return execution_on(*suited, kind=SearchExecution, capped=capped)
-
     def limit(self, source_length: int) -> int:
         """Return the most tokens of the translations of a source.
 
@@ -116,11 +101,7 @@ class TextSearch:
         return min(usual_target_length(source_length), self.models[0].config.max_length)
 
     def target_length(self, source_length: int, is_last: bool) -> int:
-        """Return the most tokens of the translations in a pool of sources of a length.
-
-        The last attempt has their limit. The first one has a length that few translations reach,
-        with a smaller and faster cache, where a search that ends below it finds the same.
-        """
+        """Return the most tokens of the translations in a pool of an attempt, see `pools`."""
         generation, limit = self.generation, self.limit(source_length)
         # "never" is a bound that depends on the limit.
         depends = generation.beam_size > 1 and generation.early_stopping == "never"
@@ -129,69 +110,134 @@ class TextSearch:
             return limit
         return min(limit, first)
 
-    def translations(
-        self, pool: Pool, sources: Sequence[list[int]], places: Sequence[Place]
-    ) -> Iterator[tuple[int, list[Translation] | None]]:
-        """Yield each member and its translations; None if the pool's limit is too low for it.
+    def pools(self, left: Mapping[int, Source]) -> Iterator[Pool]:
+        """Yield pools of few shapes for sources, longest first, in two attempts.
+
+        A step reads the whole cache, and the limit of a translation is far above its usual length.
+        So the first attempt has a short cache, and the second one, with the full limit, repeats the
+        few translations that outgrow it. Windows share the shapes: a compilation takes longer than
+        what a closer length saves. So a pool of the first attempt that cannot fill its slots is
+        skipped, except the largest; the second attempt translates what is left in one pool.
 
         Args:
-            sources: Ids of each source of a window.
-            places: Where each one stands.
+            left: Sources by number; the caller takes out those that are translated.
         """
+        config, shards = self.models[0].config, row_shards(self.mesh)
+        for is_last in (False, True):
+            numbers = sorted(left, key=lambda number: -len(left[number].ids))
+            by_length: dict[int, list[int]] = {}
+            for number in numbers:
+                source = left[numbers[0] if is_last else number]
+                by_length.setdefault(slot_length(len(source.ids), config), []).append(number)
+            most = max(map(len, by_length.values()), default=0)
+            # Longest first: a pool that does not fit into memory fails before any is translated.
+            for length, waiting in by_length.items():
+                target_length = self.target_length(length, is_last)
+                pool = self.pool(length, target_length)
+                num_slots = pool.slots.num_slots
+                if len(waiting) < min(num_slots, most):
+                    continue
+                fewest = FEWEST_LAST_SLOTS if is_last else 1
+                needed = round_up(max(power_of_two(len(waiting)), fewest), shards)
+                # One group, if there is room for all.
+                if needed < num_slots or (is_last and len(waiting) <= num_slots):
+                    pool = self.pool(length, target_length, min(needed, num_slots))
+                pool.waiting += waiting
+                yield pool
+
+    def pool(self, source_length: int, target_length: int, one_group: int | None = None) -> Pool:
+        """Return a pool in whose slots nothing runs.
+
+        Args:
+            source_length: Length of the memory in a slot.
+            target_length: Most tokens of a translation.
+            one_group: Number of slots, which one group fills; None: as many as the memory takes.
+        """
+        beam_size, shards = self.generation.beam_size, row_shards(self.mesh)
+        num_slots = group_size = one_group
+        if one_group is None:
+            most_tokens = self.lines.max_tokens * shards // beam_size
+            num_slots, group_size = pool_sizes(source_length, target_length, most_tokens, shards)
+        slots = SlotSearch(
+            params=tuple(model.params for model in self.models),
+            configs=tuple(model.config for model in self.models),
+            num_slots=num_slots,
+            source_length=source_length,
+            target_length=target_length,
+            beam_size=beam_size,
+            execution=self.suited_execution(),
+        )
+        return Pool(slots, group_size)
+
+    def suited_execution(self) -> SearchExecution:
+        """Return how lines are translated."""
+        if self.execution is not None:
+            return self.execution
+        config, params, *_ = self.models[0]
+        return execution_on(
+            self.mesh.devices.flat[0],
+            jax.tree.leaves(params)[0].dtype.name,
+            config.head_dim,
+            kind=SearchExecution,
+            capped=config.attention_softcap is not None,
+        )
+
+    def advance(
+        self, pool: Pool, sources: Mapping[int, Source], most_steps: int = NO_LIMIT
+    ) -> list[Ended]:
+        """Let a group of a pool enter, take steps until the next one can, return what has ended.
+
+        Args:
+            sources: Those that wait, by number.
+            most_steps: Most steps that are taken.
+        """
+        count = min(pool.slots.num_free, pool.group_size)
+        entering, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
+        if not entering and not pool.runs:
+            return []
+        until_free = min(len(pool.waiting), pool.group_size) or pool.slots.num_slots
         with jax.set_mesh(self.mesh):
-            groups = self.groups(pool, sources, places)
-            for ended in search_in_slots(self.empty_slots(pool), groups):
-                member, (_, _, lengths), _ = ended
-                if lengths.max() == pool.target_length < self.limit(len(sources[member])):
-                    yield member, None
-                else:
-                    yield member, self.found(ended, places[member])
+            group = self._group(pool, entering, sources) if entering else None
+            return pool.slots.advance(group, until_free, most_steps)
 
-    def empty_slots(self, pool: Pool) -> Running:
-        """Return a search in the slots of a pool, in which nothing runs."""
-        configs, params, *_ = zip(*self.models, strict=True)
-        sizes = pool.num_slots, pool.source_length, pool.target_length, self.generation.beam_size
-        return empty_slots(params, configs, *sizes, self.suited_execution())
-
-    def groups(
-        self,
-        pool: Pool,
-        sources: Sequence[list[int]] | Mapping[int, list[int]],
-        places: Sequence[Place] | Mapping[int, Place],
-    ) -> Iterator[Group]:
-        """Yield the groups of a pool, with what each source has of its own."""
+    def _group(self, pool: Pool, members: list[int], sources: Mapping[int, Source]) -> Group:
+        """Return sources that enter together, with what each has of its own."""
         config, generation = self.models[0].config, self.generation
-        options = {"max_new_tokens": pool.target_length}
-        if pool.target_length < self.limit(pool.source_length):
+        source_length, target_length = pool.slots.source_length, pool.slots.target_length
+        if target_length < self.limit(source_length):
             # A target of an attempt that has not ended is then among those that are returned.
-            options["num_hypotheses"] = generation.beam_size
-        options = dataclasses.replace(generation, **options)
-        for members, src in grouped(pool, sources, config):
-            check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
-            rows = np.resize(members, len(src))  # any for the rows that are left
-            limits = [min(self.limit(len(sources[row])), pool.target_length) for row in rows]
-            keys = None
-            if self.seed is not None:
-                numbers = np.array([places[row] for row in rows], np.uint32)
-                keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(numbers)
-            src = src.astype(np.int32)
-            selection = make_selection(options, config, src, None, np.array(limits), keys)
-            yield Group(members, src, selection)
+            generation = dataclasses.replace(generation, num_hypotheses=generation.beam_size)
+        generation = dataclasses.replace(generation, max_new_tokens=target_length)
+        ids = [sources[member].ids for member in members]
+        src = padded_rows(ids, pool.group_size, source_length, config)
+        check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
+        rows = [sources[member] for member in np.resize(members, len(src))]
+        limits = [min(self.limit(len(source.ids)), target_length) for source in rows]
+        keys = None
+        if self.seed is not None:
+            places = np.array([(source.line, source.sentence) for source in rows], np.uint32)
+            keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(places)
+        src = src.astype(np.int32)
+        selection = make_selection(generation, config, src, None, np.array(limits), keys)
+        return Group(members, src, selection)
 
-    def found(self, ended: Ended, where: Place) -> list[Translation]:
+    def found(self, ended: Ended, source: Source) -> list[Translation]:
         """Return the translations of a source that has ended.
 
         Raises:
             NonFiniteError: Its logits are NaN or infinite.
         """
-        member, hypotheses, failed_at = ended
-        if failed_at >= 0:
-            raise NonFiniteError(str(where), member, failed_at)
+        if ended.failed_at >= 0:
+            raise NonFiniteError(str(source), ended.member, ended.failed_at)
         decode = self.models[0].tokenizer.decode
         return [
             Translation(decode(ids[:length]), float(score), ids[:length])
-            for ids, score, length in zip(*hypotheses, strict=True)
+            for ids, score, length in zip(*ended.hypotheses, strict=True)
         ][: self.generation.num_hypotheses]
+
+    def blank(self) -> list[Translation]:
+        """Return the translations of a blank text."""
+        return [Translation("", 0.0, np.zeros(0, np.int32))] * self.generation.num_hypotheses
 
 
 def _key_of(key: PRNGKeyArray, place: Integer[Array, "2"]) -> PRNGKeyArray:
@@ -204,6 +250,10 @@ def text_search(
     execution: SearchExecution | None = None,
     *,
     seed: int | None = None,
+    overlong: Literal["refuse", "cut"] = LineOptions.overlong,
+    split_sentences: str | None = LineOptions.split_sentences,
+    max_tokens: int = LineOptions.max_tokens,
+    window: int = LineOptions.window,
     **options: Any,
 ) -> TextSearch:
     """Return the search of a call.
@@ -211,17 +261,19 @@ def text_search(
     Args:
         models: One, or an ensemble of models with the same tokenizer.
         mesh: From `make_mesh`; None is one device.
-        **options: Fields of `LineOptions` and of `GenerationConfig`; one of the latter that is None
-            has the first model's default.
+        overlong: As in `LineOptions`, and so are the next three.
+        **options: Fields of `GenerationConfig`; one that is None has the first model's default.
 
     Raises:
         TypeError: An option is unknown.
         InputError: An option is out of range, or does not fit the model or another option.
     """
-    names = [each.name for each in dataclasses.fields(LineOptions) if each.name in options]
-    lines = LineOptions(**{name: options.pop(name) for name in names})
-    named = {name: value for name, value in options.items() if value is not None}
-    generation = models[0].generation_config(**named)
+    lines = LineOptions(
+        overlong=overlong, split_sentences=split_sentences, max_tokens=max_tokens, window=window
+    )
+    for name in [name for name, value in options.items() if value is None]:
+        del options[name]
+    generation = models[0].generation_config(**options)
     for each in models:
         check_generates(each.config)
         check_params(each.params, each.config)
@@ -231,10 +283,16 @@ def text_search(
     check_whole_number("seed", seed or 0, least=0)
     if execution is not None:
         check_execution(execution, SearchExecution)
-    is_limited = "max_new_tokens" in {**models[0].generation, **named}
     mesh = mesh or make_mesh()
-    placed = tuple(place(each, mesh) for each in models)
-    return TextSearch(placed, generation, lines, is_limited, seed, mesh, execution)
+    return TextSearch(
+        models=tuple(place(each, mesh) for each in models),
+        generation=generation,
+        lines=lines,
+        is_limited="max_new_tokens" in {**models[0].generation, **options},
+        seed=seed,
+        mesh=mesh,
+        execution=execution,
+    )
 
 
 def translate(
@@ -253,14 +311,15 @@ def translate(
         **options: As for `text_search`.
     """
     search, lines = text_search([model], mesh, **options), list(lines)
-    shown = {"total": len(lines), "console": console}
-    return chain.from_iterable(translate_windows(search, [Window(0, lines)], **shown))
+    windows = translate_windows(search, [lines], total=len(lines), console=console)
+    return chain.from_iterable(windows)
 
 
 def translate_windows(
     search: TextSearch,
-    windows: Iterable[Window],
+    windows: Iterable[list[str]],
     *,
+    skip: int = 0,
     prefix: str = "",
     bad_lines: list[int] | None = None,
     total: int | None = None,
@@ -271,6 +330,7 @@ def translate_windows(
     In bfloat16, hypotheses of almost equal score may change places with the shape of their batch.
 
     Args:
+        skip: Number of lines before the first window.
         prefix: Put before every text that is translated by itself and is not blank.
         bad_lines: Takes the numbers, from 1, of lines that are too long or no source of this model,
             whose translations are then blank. If None, the window of the first one is refused.
@@ -284,55 +344,50 @@ def translate_windows(
         InputError: A line is too long, or is no source of this model, before its window is
             translated; or the logits of a line are NaN or infinite. The message names the line.
     """
-    language, generation = search.lines.split_sentences, search.generation
+    language, (config, *_) = search.lines.split_sentences, search.models[0]
     console = console or Console(quiet=True)
-    config, shards = search.models[0].config, row_shards(search.mesh)
-    blank = blank_translations(generation)
-    number, cut, kind = 0, [], "lines" if language is None else "sentences"
-    most_tokens = search.lines.max_tokens * shards // generation.beam_size
-    bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("lines"))
-    shown = {"console": console, "transient": True, "disable": not console.is_terminal}
-    with Progress(*bar, TimeRemainingColumn(), **shown) as progress:
+    number, cut = 0, []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("lines"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         task = progress.add_task("translating", total=total)
-        for window in windows:
-            texts, places = _split(window, language)
-            lines = [source for parts in texts for source in parts[1::2]]
-            lines = ["" if is_blank(line) else prefix + line for line in lines]
-            sources = encode_sources(search, lines, places, bad_lines, cut)
-            translations = [blank] * len(sources)
-            left = len(sources) - sources.count([])
-            for is_last in (False, True):
-                target_length = partial(search.target_length, is_last=is_last)
-                lengths = [len(source) for source in sources]
-                sizes = most_tokens, shards, is_last
-                for pool in source_pools(config, lengths, target_length, *sizes):
-                    for index, hypotheses in search.translations(pool, sources, places):
-                        if hypotheses is not None:
-                            translations[index], sources[index] = hypotheses, []
-                            left -= 1
-                        share = 1 - left / len(sources)
-                        done = window.start + int(share * len(window.lines))
-                        progress.update(task, completed=done)
+        for lines in windows:
+            texts = [split_sentences(line, language) for line in lines]
+            sources = encode_sources(
+                search.models[0],
+                search.lines.overlong,
+                sources_of(texts, skip + 1, language),
+                prefix=prefix,
+                bad_lines=bad_lines,
+                cut=cut,
+            )
+            translations = [search.blank()] * len(sources)
+            left = {index: source for index, source in enumerate(sources) if source.ids}
+            for pool in search.pools(left):
+                while pool.waiting or pool.runs:
+                    for ended in search.advance(pool, left):
+                        source, length = left[ended.member], ended.hypotheses.lengths.max()
+                        if length == pool.slots.target_length < search.limit(len(source.ids)):
+                            continue  # it has outgrown its slot
+                        translations[ended.member] = search.found(ended, source)
+                        del left[ended.member]
+                        share = 1 - len(left) / len(sources)
+                        progress.update(task, completed=skip + int(share * len(lines)))
             yield translations if language is None else [*_joined(texts, translations)]
-            number += len(sources)
+            skip, number = skip + len(lines), number + len(sources)
     if cut:
+        kind = "lines" if language is None else "sentences"
         console.print(
             f"{len(cut):,} of {number:,} {kind} cut to max_length={config.max_length} tokens, "
             f"the first of them {cut[0]}"
         )
-
-
-def blank_translations(generation: GenerationConfig) -> list[Translation]:
-    """Return the translations of a blank text."""
-    return [Translation("", 0.0, np.zeros(0, np.int32))] * generation.num_hypotheses
-
-
-def _split(window: Window, language: str | None) -> tuple[list[list[str]], list[Place]]:
-    """Return the parts of each line, see `split_sentences`, and the places of the sentences."""
-    whole = language is None
-    texts = [["", line, ""] if whole else split_sentences(line, language) for line in window.lines]
-    numbered = [(n, len(parts) // 2) for n, parts in enumerate(texts, window.start + 1)]
-    return texts, [Place(n, 0 if whole else i + 1) for n, count in numbered for i in range(count)]
 
 
 def _joined(
@@ -345,42 +400,3 @@ def _joined(
         parts[1::2] = [sentence.text for sentence in of_line]
         tokens = np.concatenate([np.zeros(0, np.int32), *(each.tokens for each in of_line)])
         yield [Translation("".join(parts), sum((each.score for each in of_line), 0.0), tokens)]
-
-
-def encode_sources(
-    search: TextSearch,
-    lines: Sequence[str],
-    places: Sequence[Place],
-    bad_lines: list[int] | None = None,
-    cut: list[Place] | None = None,
-) -> list[list[int]]:
-    """Return the ids of each source, none for a blank or bad one.
-
-    Args:
-        bad_lines: Takes the numbers of the lines of bad sources; if None, the first is refused.
-        cut: Takes the places of sources that were cut.
-    """
-    (config, _, tokenizer, _), sources = search.models[0], []
-    *encoded, blank = encode_lines(tokenizer.encode_source, [*lines, ""])
-    blank, most = tokenizer.without_padding(blank), config.max_length
-    for line, source, where in zip(lines, encoded, places, strict=True):
-        ids, fault = [], ""
-        if isinstance(source, LineError):
-            fault = source.fault
-        elif len(ids := tokenizer.without_padding(source)) > most:
-            if search.lines.overlong == "cut":
-                ids = tokenizer.without_padding(*tokenizer.encode_source([line], most))
-                if cut is not None:
-                    cut.append(where)
-            else:
-                longer = "" if config.positions == "learned" else "raise max_length, "
-                fault = (
-                    f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
-                    f"{most}; {longer}split the line or set overlong to 'cut'"
-                )
-        if fault and bad_lines is None:
-            raise InputError(f"{where} {fault}")
-        if fault:
-            bad_lines.append(where.line)
-        sources.append([] if fault or ids == blank else ids)
-    return sources

@@ -19,7 +19,7 @@ from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.executor import TranslationExecutor
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.result import TranslationResult
-from jax_transformer.translation.source_batches import check_split, windows
+from jax_transformer.translation.sources import check_split, windows
 from jax_transformer.translation.translate import (
     TextSearch,
     place,
@@ -89,9 +89,15 @@ class Translator:
             "a loaded model" if isinstance(source, TrainedModel) else str(source)
             for source in sources
         )
-        options = {"ignore_generation_config": ignore_generation_config}
-        options |= {"source_lang": source_lang, "target_lang": target_lang}
-        models = [_read(source, **options) for source in sources]
+        models = [
+            _read(
+                source,
+                ignore_generation_config=ignore_generation_config,
+                source_lang=source_lang,
+                target_lang=target_lang,
+            )
+            for source in sources
+        ]
         models = [each.with_max_length(max_length, self.name) for each in models]
         if adapter is not None and len(models) > 1:
             raise InputError(
@@ -210,25 +216,24 @@ class Translator:
 def _read(source: str | Path | TrainedModel, **options: Any) -> TrainedModel:
     if not isinstance(source, TrainedModel):
         return model_folder.read(local_folder(source), **options).for_text(str(source))
-    languages = options["source_lang"], options["target_lang"]
-    name = "a loaded model"
-    tokenizer = source.for_text(name).tokenizer.with_languages(*languages, name)
-    return source._replace(tokenizer=tokenizer)
+    name, tokenizer = "a loaded model", source.for_text("a loaded model").tokenizer
+    return source._replace(
+        tokenizer=tokenizer.with_languages(options["source_lang"], options["target_lang"], name)
+    )
 
 
 def _results(
     search: TextSearch, texts: Iterable[str], prefix: str, with_alignments: bool
 ) -> Iterator[TranslationResult]:
+    done = 0
     for window in windows(_checked(texts), search.lines.window):
-        (found,) = translate_windows(search, [window], prefix=prefix)
+        (found,) = translate_windows(search, [window], skip=done, prefix=prefix)
         aligned: Sequence[Alignment | None] = [None] * len(found)
         if with_alignments:
-            lines = [line if is_blank(line) else prefix + line for line in window.lines]
-            aligned = alignments(search.models[0], lines, found)
-        for hypotheses, alignment in zip(found, aligned, strict=True):
-            if alignment is not None:
-                alignment = alignment._replace(line=window.start + alignment.line)
-            yield TranslationResult(hypotheses, alignment)
+            lines = [line if is_blank(line) else prefix + line for line in window]
+            aligned = alignments(search.models[0], lines, found, skip=done)
+        yield from map(TranslationResult, found, aligned)
+        done += len(window)
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:

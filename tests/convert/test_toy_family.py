@@ -27,7 +27,7 @@ from jax_transformer.convert.huggingface import load_folder, to_huggingface
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.tokenizers import read_byte_pair, read_files
-from jax_transformer.tokenizers.readers.classes import CLASSES, TokenizerClass
+from jax_transformer.tokenizers.readers.classes import CLASSES, Format, TokenizerClass
 from jax_transformer.translation.model_folder import save
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import tiny_model
@@ -87,12 +87,11 @@ TOY = Family(
     tokenizer="ToyTokenizer",
 )
 TOY_TOKENIZER = TokenizerClass(
-    {
-        ("tokenizer.json",): lambda folder, config: read_byte_pair(
-            read_files(folder, ["tokenizer.json"]), {}, str(folder)
-        )
-    },
-    kinds=("byte_pair",),
+    formats=(Format("byte_pair", ("tokenizer.json",)),),
+    reader=lambda folder, config, files, described: read_byte_pair(
+        read_files(folder, files.names), {}, str(folder)
+    ),
+    settings=None,
 )
 LINES = ["abc cab", "", "üß abc", "b"]
 

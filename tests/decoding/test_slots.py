@@ -1,5 +1,7 @@
 """A search in slots finds what `generate` finds, whenever and wherever a source enters."""
 
+from itertools import pairwise
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from jax_transformer import generate
 from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import make_selection
-from jax_transformer.decoding.slots import Group, empty_slots, search_in_slots
+from jax_transformer.decoding.slots import Group, SlotSearch
 from jax_transformer.kernels.execution import SearchExecution
 from tests.models import random_params, small_config
 from tests.parity.ladder import ROUNDED, error
@@ -66,14 +68,28 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
             selection = make_selection(given, configs[0], src, own, LIMITS[here], keys)
             yield Group(members, src, selection)
 
-    sizes = num_slots, source_length, longest, options.get("beam_size", 1)
+    slots = SlotSearch(
+        params=params,
+        configs=configs,
+        num_slots=num_slots,
+        source_length=source_length,
+        target_length=longest,
+        beam_size=options.get("beam_size", 1),
+        execution=execution,
+    )
     found = {}
-    running = empty_slots(params, configs, *sizes, execution)
-    for member, hypotheses, failed_at in search_in_slots(running, groups()):
+    for member, hypotheses, failed_at in search_all(slots, groups()):
         assert member not in found
         assert failed_at == -1
         found[member] = hypotheses
     return [np.stack(part) for part in zip(*(found[row] for row in range(BATCH)), strict=True)]
+
+
+def search_all(slots, groups):
+    """Yield what ends; each group enters as soon as it has room."""
+    for group, following in pairwise([*groups, None]):
+        until_free = len(following.members) if following else len(slots.members)
+        yield from slots.advance(group, until_free)
 
 
 def assert_same(found, expected):
@@ -134,8 +150,15 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
         src = np.full((2, 9), 5 + first, np.int32)
         src[0, 3] = 35 if first == 4 else 6
         groups.append(Group([first, first + 1], src, selection))
-    running = empty_slots((broken,), (config,), 4, 9, 9, 1, EXECUTION)
-    found = search_in_slots(running, groups)
-    failed = {member: failed_at for member, _, failed_at in found}
+    slots = SlotSearch(
+        params=(broken,),
+        configs=(config,),
+        num_slots=4,
+        source_length=9,
+        target_length=9,
+        beam_size=1,
+        execution=EXECUTION,
+    )
+    failed = {member: failed_at for member, _, failed_at in search_all(slots, groups)}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}

@@ -174,12 +174,13 @@ def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
 
 
 def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
-    threads = set()
+    threads, lay_out = set(), batches._lay_out
 
     def record(*arguments):
         threads.add(threading.current_thread())
+        return lay_out(*arguments)
 
-    monkeypatch.setattr(batches, "_check_ids", record)
+    monkeypatch.setattr(batches, "_lay_out", record)
     plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     list(training_batches(encoded, plan))
     assert threads

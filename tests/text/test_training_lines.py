@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_transformer.text.store import LONGEST_WORD, has_long_word, sampled
+from jax_transformer.text.vocabulary import LONGEST_WORD, has_long_word, sampled
 from jax_transformer.tokenizers import byte_pair, train_byte_pair
 
 

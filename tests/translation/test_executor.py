@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, Translator
-from jax_transformer.decoding import slots
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.translation import as_completed
-from jax_transformer.translation.source_batches import SHORTEST_SLOT
-from jax_transformer.translation.translate import Place, encode_sources, text_search
+from jax_transformer.decoding.slots import SlotSearch
+from jax_transformer.translation.executor import MOST_STEPS, translate_as_completed
+from jax_transformer.translation.pools import SHORTEST_SLOT
+from jax_transformer.translation.sources import Source, encode_sources
+from jax_transformer.translation.translate import text_search
 from tests.compilation import QUICKLY
 from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
@@ -76,7 +77,7 @@ def test_pauses_come_at_any_time(model, lines):
             while chosen.random() < 0.4:
                 yield None
 
-    found = dict(as_completed.translate_as_completed(text_search([model], max_tokens=512), texts()))
+    found = dict(translate_as_completed(text_search([model], max_tokens=512), texts()))
     expected = [result.hypotheses[0] for result in Translator(model)(lines)]
     assert [found[number + 1][0].text for number in range(len(found))] == [
         best.text for best in expected
@@ -118,18 +119,19 @@ def test_a_text_waits_for_none_that_runs(model, lines):
     found = zip(Translator(model)(lines), lines, strict=True)
     results = [(len(result.tokens), line) for result, line in found]
     longest, shortest = max(results), min(results)
-    begun = 2 * as_completed.MOST_STEPS
-    assert longest[0] > begun + shortest[0] + as_completed.MOST_STEPS
+    begun = 2 * MOST_STEPS
+    assert longest[0] > begun + shortest[0] + MOST_STEPS
     texts = [longest[1], None, None, shortest[1]]
-    found = as_completed.translate_as_completed(text_search([model]), texts)
+    found = translate_as_completed(text_search([model]), texts)
     assert [number for number, _ in found] == [2, 1]
 
 
 def test_texts_without_a_pause_do_not_hold_up_one_of_other_slots(model):
     texts = ["cab fed dab bead " * 8, *["a", "cab"] * 300]
     search = text_search([model], max_tokens=512)
-    assert len(encode_sources(search, texts[:1], [Place(1)])[0]) > SHORTEST_SLOT
-    order = [number for number, _ in as_completed.translate_as_completed(search, texts)]
+    (source,) = encode_sources(model, "refuse", [Source(texts[0], 1)])
+    assert len(source.ids) > SHORTEST_SLOT
+    order = [number for number, _ in translate_as_completed(search, texts)]
     assert sorted(order) == list(range(1, len(texts) + 1))
     assert order.index(1) < 300
 
@@ -170,15 +172,15 @@ def test_logits_that_are_not_finite_fail_one_text(model):
 
 def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkeypatch):
     translator = Translator(model)
-    broken = threading.Event()
+    broken, advance = threading.Event(), SlotSearch.advance
 
     def breaks(*arguments):
         if not broken.is_set():
             broken.set()
             raise MemoryError("no memory")
-        return slots.advance(*arguments)
+        return advance(*arguments)
 
-    monkeypatch.setattr(as_completed, "advance", breaks)
+    monkeypatch.setattr(SlotSearch, "advance", breaks)
     with translator.executor() as executor:
         with pytest.raises(MemoryError):
             executor.submit("abba").result()
@@ -187,14 +189,15 @@ def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkey
 
 def test_a_cancelled_text_is_not_translated(model, monkeypatch):
     in_search, goes_on, groups = threading.Event(), threading.Event(), []
+    advance = SlotSearch.advance
 
-    def waits(running, group, *bounds):
+    def waits(slots, group, *bounds):
         in_search.set()
         assert goes_on.wait(60)
         groups.append(group)
-        return slots.advance(running, group, *bounds)
+        return advance(slots, group, *bounds)
 
-    monkeypatch.setattr(as_completed, "advance", waits)
+    monkeypatch.setattr(SlotSearch, "advance", waits)
     with Translator(model).executor() as executor:
         first = executor.submit("abba")
         assert in_search.wait(60)

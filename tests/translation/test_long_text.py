@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jax_transformer import InputError
-from jax_transformer.translation.source_batches import split_sentences
+from jax_transformer.translation.sources import split_sentences
 from tests.tiers import tiered
 from tests.translation.streams import translate_stream
 

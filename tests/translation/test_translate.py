@@ -12,10 +12,10 @@ from rich.console import Console
 
 from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, score, slots
-from jax_transformer.decoding.slots import Ended, search_in_slots
+from jax_transformer.decoding.slots import Ended, SlotSearch
 from jax_transformer.tokenizers import LineError, Tokenizer
-from jax_transformer.translation import translate as text_search
-from jax_transformer.translation.source_batches import windows, with_pauses
+from jax_transformer.translation.sources import windows
+from jax_transformer.translation.text_stream import with_pauses
 from jax_transformer.translation.translate import translate as translate_list
 from tests.models import random_params, unchecked
 from tests.tiers import tiered
@@ -63,15 +63,15 @@ def sources(monkeypatch):
     """The groups that are translated; each translation is the source itself."""
     sources = []
 
-    def echo(running, groups):
-        for members, src, selection in groups:
-            sources.append(src)
-            for member, ids in zip(members, src, strict=False):
-                length, count = (ids != 0).sum(), selection.num_hypotheses
-                found = [ids] * count, np.zeros(count), np.full(count, length)
-                yield Ended(member, Hypotheses(*found), -1)
+    def echo(slots, group, *bounds):
+        sources.append(group.src)
+        ended, count = [], group.selection.num_hypotheses
+        for member, ids in zip(group.members, group.src, strict=False):
+            found = [ids] * count, np.zeros(count), np.full(count, (ids != 0).sum())
+            ended.append(Ended(member, Hypotheses(*found), -1))
+        return ended
 
-    monkeypatch.setattr(text_search, "search_in_slots", echo)
+    monkeypatch.setattr(SlotSearch, "advance", echo)
     return sources
 
 
@@ -111,13 +111,12 @@ def test_no_more_than_a_window_is_read_ahead(model, sources):
     for number in range(1, 700):
         assert next(translations)[0].text == "b"
         assert len(read) == (128 if number <= 128 else 128 + 200 * -(-(number - 128) // 200))
-    assert [len(part.lines) for part in islice(windows(without_end(), 10), 2)] == [10, 10]
+    assert [*map(len, islice(windows(without_end(), 10), 2))] == [10, 10]
 
 
 def test_a_pause_ends_a_window(model, sources):
     lines = [None, "a", "b", None, None, "c", "d", "e", None]
-    found = [(start, *part) for start, part in windows(lines, 2)]
-    assert found == [(0, "a", "b"), (2, "c", "d"), (4, "e")]
+    assert [*windows(lines, 2)] == [["a", "b"], ["c", "d"], ["e"]]
     assert [one.text for (one,) in translate(model, lines)] == [*"abcde"]
     assert [len(src) for src in sources] == [2, 4]  # powers of two
 
@@ -314,12 +313,12 @@ def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     whole = jax.device_get(generate(params, config, src, **defaults))
     calls = []
 
-    def record(running, groups):
-        groups = list(groups)
-        calls.append((running.target_length, groups[0].selection.num_hypotheses))
-        return search_in_slots(running, groups)
+    def record(slots, group, *bounds):
+        calls.append((slots.target_length, group.selection.num_hypotheses))
+        return advance(slots, group, *bounds)
 
-    monkeypatch.setattr(text_search, "search_in_slots", record)
+    advance = SlotSearch.advance
+    monkeypatch.setattr(SlotSearch, "advance", record)
     found = translate(model._replace(generation=defaults), TEXTS)
     for row, best in enumerate(found):
         for rank, one in enumerate(best):
@@ -352,7 +351,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     message = "1 of 4 lines cut to max_length=40 tokens, the first of them line 3\n"
     assert shown.getvalue() == message
 
-    monkeypatch.setattr(text_search, "search_in_slots", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(SlotSearch, "advance", lambda *_: pytest.fail("work was done"))
     refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split the line or set"
     with pytest.raises(InputError, match=refused):
         translate(model, ["b", "", overlong, overlong])

@@ -140,19 +140,19 @@ def tokens_to_add(
     named = special_tokens(values, usual)
     added: dict[str, dict[str, Any]] = {}
 
-    def add(token: Any, flags: Any, **others: bool) -> None:
+    def add(token: Any, flags: Any, is_special: bool) -> None:
         flags = flags if isinstance(flags, Mapping) else {}
         flags = {key: flags[key] for key in FLAGS if isinstance(flags.get(key), bool)}
-        added.setdefault(content(token), {"content": content(token), **flags, **others})
+        special = {"special": True} if is_special else {}
+        added.setdefault(content(token), {"content": content(token), **flags, **special})
 
     for i in sorted(decoder, key=int):
-        special = {"special": True} if content(decoder[i]) in named.values() else {}
-        add(decoder[i], decoder[i], **special)
+        add(decoder[i], decoder[i], content(decoder[i]) in named.values())
     for key, token in named.items():
-        given = values.get(f"{key}_token")
-        add(token, given if isinstance(given, Mapping) else usual.get(key), special=True)
+        described = values.get(f"{key}_token")
+        add(token, described if isinstance(described, Mapping) else usual.get(key), True)
     for token in [*extra_tokens(values), *more]:
-        add(token, token, **{} if isinstance(token, Mapping) else {"special": True})
+        add(token, token, not isinstance(token, Mapping))
     return [*added.values()]
 
 

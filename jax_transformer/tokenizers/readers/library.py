@@ -68,32 +68,31 @@ def library_of(
     sentencepiece model ("more_tokens"), and the tokens that are added ("tokens").
     """
     values = DEFAULTS | settings
+    unigram_file = UNIGRAM_FILES.get(str(values["rule"]), " or ".join({*UNIGRAM_FILES.values()}))
     files = {
         TOKENIZER_JSON: [TOKENIZER_FILE],
         BYTE_LEVEL: [VOCABULARY, MERGES],
-        UNIGRAM: [UNIGRAM_FILES.get(str(values["rule"]), " or ".join({*UNIGRAM_FILES.values()}))],
+        UNIGRAM: [unigram_file],
         WORD_PIECE: [WORD_PIECES],
         BYTES: [],
     }[kind]
     if set(contents) != set(files):
         raise InputError(f"{name}: a tokenizer of this kind is {' and '.join(files) or 'no file'}")
-    read = [contents[file] for file in files]
-    paths = [f"{name}/{file}" for file in files]
+    first = contents[files[0]] if files else b""
+    path = "/".join([name, *files[:1]])
     characters = None  # the map of characters of a sentencepiece model
     if kind == TOKENIZER_JSON:
-        library = parse(*read, *paths)
-        characters = _precompiled(read[0])
+        library, characters = parse(first, path), _precompiled(first)
     elif kind == BYTE_LEVEL:
-        library = _byte_level(read, paths)
+        library = _byte_level(first, contents[MERGES], name)
     elif kind == UNIGRAM:
-        library = _unigram(*read, *paths, values)
-        characters = character_map(read[0])
+        library, characters = _unigram(first, path, values), character_map(first)
     elif kind == WORD_PIECE:
-        library = _word_piece(*read, *paths)
+        library = _word_piece(first, path)
     else:
         library = _bytes(values["more_tokens"])
     if values["rule"] is not None:
-        with library_faults(f"{(*paths, name)[0]}: is damaged; copy the file again"):
+        with library_faults(f"{path}: is damaged; copy the file again"):
             mapped = [normalizers.Precompiled(characters)] if characters else []
             SPLITTING[values["rule"]](library, mapped, values["options"])
     present = {token.content for token in library.get_added_tokens_decoder().values()}
@@ -180,18 +179,19 @@ def _word_piece(content: bytes, name: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
 
 
-def _byte_level(contents: Sequence[bytes], names: Sequence[str]) -> tokenizers.Tokenizer:
+def _byte_level(vocabulary: bytes, merged: bytes, name: str) -> tokenizers.Tokenizer:
     """Return the library's tokenizer of a vocab.json and a merges.txt: a pair a line."""
-    vocabulary, merges = read_vocabulary(contents[0], names[0]), []
-    for number, line in enumerate(utf_8(contents[1], names[1]).split("\n"), start=1):
+    ids, merges = read_vocabulary(vocabulary, f"{name}/{VOCABULARY}"), []
+    path = f"{name}/{MERGES}"
+    for number, line in enumerate(utf_8(merged, path).split("\n"), start=1):
         line = line.rstrip("\r")
         if line and not line.startswith("#version"):
             pair = tuple(line.split(" "))
             if len(pair) != 2:
-                raise InputError(f"{names[1]}:{number}: {line[:40]!r} is not a pair; copy it again")
+                raise InputError(f"{path}:{number}: {line[:40]!r} is not a pair; copy it again")
             merges.append(pair)
-    with library_faults(f"{names[1]}: does not belong to {VOCABULARY}"):
-        model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
+    with library_faults(f"{path}: does not belong to {VOCABULARY}"):
+        model = models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="")
     return tokenizers.Tokenizer(model)
 
 

@@ -68,9 +68,17 @@ def read_sentencepiece(
     if TARGET_VOCABULARY in contents:
         path = f"{name}/{TARGET_VOCABULARY}"
         target_ids, joiner = read_vocabulary(contents[TARGET_VOCABULARY], path), target
-    rules = (values[key] for key in ("added_tokens", "ordinary_tokens", "unk_id", "rule"))
-    build = functools.partial(SentencePieceSegmenter, *rules)
-    segmenters = build(source, ids, source, is_source=True), build(target, target_ids, joiner)
+    build = functools.partial(
+        SentencePieceSegmenter,
+        added=values["added_tokens"],
+        ordinary=values["ordinary_tokens"],
+        unk_id=values["unk_id"],
+        rule=rule,
+    )
+    segmenters = (
+        build(model=source, ids=ids, joiner=source, is_source=True),
+        build(model=target, ids=target_ids, joiner=joiner),
+    )
     return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
 
 

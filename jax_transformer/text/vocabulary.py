@@ -1,0 +1,122 @@
+"""The vocabulary of a corpus: a tokenizer that is trained on a sample of its text."""
+
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import grain
+import numpy as np
+from jaxtyping import Int64
+from rich.console import Console
+
+from jax_transformer.storage.reading import json_digest
+from jax_transformer.text.denoising import MODE_TOKENS, SENTINEL
+from jax_transformer.text.held_out import chosen_pairs
+from jax_transformer.text.parallel_text import Text, TextFiles, has_text
+from jax_transformer.text.store import FORMAT, read_or_make
+from jax_transformer.tokenizers import (
+    Tokenizer,
+    from_text,
+    to_text,
+    train_byte_pair,
+    train_unigram,
+)
+
+# Characters of a word. For each character, the trainer takes as long in words of 3,000 as of 500
+# characters, 4 times as long in words of 30,000, and 25 times as long in words of 300,000.
+LONGEST_WORD = 1_000
+
+
+class Vocabulary(NamedTuple):
+    """Which tokenizer is trained."""
+
+    size: int  # most entries
+    byte_fallback: bool  # whether it has the 256 bytes
+    sentinels: int = 0  # 0: a byte-pair encoding; more: a unigram model with tokens for denoising
+
+
+def trained_tokenizer(
+    store: Path,
+    texts: list[Text | TextFiles],
+    without: Int64[np.ndarray, "_"],
+    vocabulary: Vocabulary,
+    most_pairs: int,
+    longest: int,
+    seed: int,
+    console: Console,
+) -> Tokenizer:
+    """Return the tokenizer of texts, trained on a seeded sample of `most_pairs` pairs.
+
+    It sees no line of more than `longest` characters (documents are cut), and of the first text
+    none of the pairs whose numbers `without` has, ascending.
+    """
+    recipe = {
+        "format": FORMAT,
+        "texts": [text.sha256 for text in texts],
+        "without": hashlib.sha256(without.tobytes()).hexdigest(),
+        "vocab_size": vocabulary.size,
+        "byte_fallback": vocabulary.byte_fallback,
+        **({"sentinels": vocabulary.sentinels} if vocabulary.sentinels else {}),
+        "pairs": most_pairs,
+        "longest": longest,
+        "longest_word": LONGEST_WORD,
+        "seed": seed,
+    }
+    entry = store / "tokenizers" / f"{json_digest(recipe)}.json"
+    total, left_out = sum(text.pairs for text in texts), 0
+
+    def lines() -> Iterator[str]:
+        nonlocal left_out
+        for place, text in enumerate(texts):
+            share = max(1, round(most_pairs * text.pairs / total))
+            numbers = sampled(share, text.pairs, seed % 2**32)
+            if not place:
+                numbers = np.setdiff1d(numbers, without, assume_unique=True)
+            for _, pair in chosen_pairs(text, numbers):
+                if text.reading.documents and has_text(pair):
+                    (document,) = pair
+                    pair = [document[i : i + longest] for i in range(0, len(document), longest)]
+                for line in pair if has_text(pair) else ():
+                    if len(line) > longest or has_long_word(line):
+                        left_out += 1
+                    else:
+                        yield line
+
+    def train() -> str:
+        with console.status("training the tokenizer"):
+            size, byte_fallback = vocabulary.size, vocabulary.byte_fallback
+            if vocabulary.sentinels:
+                names = [SENTINEL.format(number) for number in range(vocabulary.sentinels)]
+                tokens = [*names, *MODE_TOKENS]
+                tokenizer = train_unigram(
+                    lines(), size, special_tokens=tokens, byte_fallback=byte_fallback
+                )
+            else:
+                tokenizer = train_byte_pair(lines(), size, byte_fallback=byte_fallback)
+        if left_out:
+            console.print(
+                f"{left_out:,} lines left out of the training of the tokenizer: of more "
+                f"than {longest:,} characters, or with a word of more than {LONGEST_WORD:,}"
+            )
+        return to_text(tokenizer)
+
+    return from_text(read_or_make(entry, str, console, train), str(entry))
+
+
+def sampled(count: int, pairs: int, seed: int) -> Int64[np.ndarray, "sampled"]:
+    """Return the numbers of a random sample of pairs, ascending, in time and memory of its size."""
+    if pairs <= count:
+        return np.arange(pairs)
+    shuffled = grain.MapDataset.range(pairs).shuffle(seed=seed)
+    return np.sort([shuffled[place] for place in range(count)])
+
+
+def has_long_word(line: str) -> bool:
+    """Return whether a word is so long that training slows down: its time grows as the square."""
+    if len(line) <= LONGEST_WORD:  # nearly all lines
+        return False
+    runs = itertools.groupby(line, lambda c: c.isspace() or unicodedata.category(c)[0] in "PS")
+    return any(len(list(run)) > LONGEST_WORD for ends, run in runs if not ends)
