@@ -143,7 +143,7 @@ def compile_search(model: str, beam_size: int, topology: str) -> None:
     """Compile a search of a model with 2 + 2 layers for one device: 32 rows, 64 + 64 tokens."""
     config = shape(model, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0)
     device = topology_devices(topology)[0]
-    execution = execution_on(device, "bfloat16", config.head_dim, kind=SearchExecution)
+    execution = execution_on(device, "bfloat16", config, kind=SearchExecution)
 
     def search(params: Any, src: jax.Array) -> Any:
         options = {"beam_size": beam_size, "execution": execution}
@@ -169,7 +169,7 @@ def compile_slots(model: str, num_slots: int, topology: str) -> None:
     fields, source_length, target_length = SLOTS[model], 32, 42
     config = TransformerConfig.preset(fields["preset"], **fields["sizes"])
     device = topology_devices(topology)[0]
-    execution = execution_on(device, "bfloat16", config.head_dim, kind=SearchExecution)
+    execution = execution_on(device, "bfloat16", config, kind=SearchExecution)
     place = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(device))
 
     def placed(tree: Any, dtype: Any = None) -> Any:
@@ -259,7 +259,7 @@ def load_generation(device: str) -> System:
 
 def _generation(size: Size, beam_size: float) -> Steps:
     config = model_config(size, dropout=0.0)
-    execution = execution_on(jax.devices()[0], "bfloat16", config.head_dim, kind=SearchExecution)
+    execution = execution_on(jax.devices()[0], "bfloat16", config, kind=SearchExecution)
     params = init_params(jax.random.key(0), config)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     options = {"max_new_tokens": size.length, "min_new_tokens": size.length - 1}

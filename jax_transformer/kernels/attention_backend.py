@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 
+from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.execution import SHORTEST_FLASH, Attention, Execution
 
 Kind = TypeVar("Kind", bound=Execution)
@@ -30,12 +31,7 @@ class AttentionChoice(NamedTuple):
 
 
 def choose(
-    backend: str,
-    compute_capability: str,
-    dtype: str,
-    head_dim: int,
-    dropped: bool,
-    capped: bool = False,
+    backend: str, compute_capability: str, dtype: str, config: TransformerConfig, dropped: bool
 ) -> AttentionChoice:
     """Return the implementation: fused kernels wherever their limits allow.
 
@@ -44,14 +40,17 @@ def choose(
 
     Args:
         compute_capability: Of an NVIDIA GPU, as in "9.0".
-        capped: Whether scores are capped.
+        dtype: What the model computes in.
+        dropped: Whether attention weights are dropped.
     """
-    if backend == "tpu":
-        reason = _why_not_flash(dtype, head_dim, dropped)
-    elif backend == "gpu" and capped:
+    if config.value_dim != config.head_dim:
+        reason = f"d_v={config.d_v}; fused kernels need values as wide as keys"
+    elif backend == "tpu":
+        reason = _why_not_flash(dtype, config.head_dim, dropped)
+    elif backend == "gpu" and config.attention_softcap is not None:
         reason = "scores are capped; cuDNN caps none"
     else:
-        reason = _why_not_cudnn(backend, compute_capability, dtype, head_dim, dropped)
+        reason = _why_not_cudnn(backend, compute_capability, dtype, config.head_dim, dropped)
     if reason:
         return AttentionChoice("plain", reason)
     if backend != "tpu":
@@ -88,19 +87,18 @@ def _why_not_flash(dtype: str, head_dim: int, dropped: bool) -> str:
 
 
 def choose_for(
-    device: jax.Device, dtype: str, head_dim: int, dropped: bool, capped: bool = False
+    device: jax.Device, dtype: str, config: TransformerConfig, dropped: bool
 ) -> AttentionChoice:
     """Return `choose` for the backend and the compute capability of a device."""
     capability = getattr(device, "compute_capability", "")
-    return choose(device.platform, capability, dtype, head_dim, dropped, capped)
+    return choose(device.platform, capability, dtype, config, dropped)
 
 
 def execution_on(
     device: jax.Device,
     dtype: str,
-    head_dim: int,
+    config: TransformerConfig,
     dropped: bool = False,
-    capped: bool = False,
     kind: type[Kind] = Execution,
     **overrides: str | bool | int | float | None,
 ) -> Kind:
@@ -110,5 +108,5 @@ def execution_on(
         kind: `Execution`, or `SearchExecution` for a search.
         **overrides: Fields of that class.
     """
-    choice = choose_for(device, dtype, head_dim, dropped, capped)
+    choice = choose_for(device, dtype, config, dropped)
     return kind.for_platform(device.platform, attention=choice.implementation, **overrides)

@@ -325,8 +325,8 @@ def attention_choice(
 ) -> AttentionChoice:
     """Return which implementation of attention `sharded_train_step` uses, and why."""
     device, dtype = mesh.devices.flat[0], training_config.compute_dtype
-    dropped, capped = config.attention_dropout_rate > 0, config.attention_softcap is not None
-    return choose_for(device, dtype, config.head_dim, dropped, capped)
+    dropped = config.attention_dropout_rate > 0
+    return choose_for(device, dtype, config, dropped)
 
 
 def training_execution(
@@ -343,8 +343,8 @@ def training_execution(
     }
     if device is None:
         return Execution(**fields)
-    dropped, capped = config.attention_dropout_rate > 0, config.attention_softcap is not None
-    return execution_on(device, dtype, config.head_dim, dropped, capped, **fields)
+    dropped = config.attention_dropout_rate > 0
+    return execution_on(device, dtype, config, dropped, **fields)
 
 
 def sharded_train_step(
@@ -375,9 +375,9 @@ def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `evaluation_step` for a mesh, compiled."""
-    device, capped = mesh.devices.flat[0], config.attention_softcap is not None
+    device = mesh.devices.flat[0]
     dtype = training_config.compute_dtype
-    execution = execution_on(device, dtype, config.head_dim, dropped=False, capped=capped)
+    execution = execution_on(device, dtype, config)
     fixed = config, training_config, execution, mesh.abstract_mesh
 
     def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:

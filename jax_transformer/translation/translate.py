@@ -177,9 +177,8 @@ class TextSearch:
         return execution_on(
             self.mesh.devices.flat[0],
             jax.tree.leaves(params)[0].dtype.name,
-            config.head_dim,
+            config,
             kind=SearchExecution,
-            capped=config.attention_softcap is not None,
         )
 
     def advance(

@@ -46,7 +46,9 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
         "bucket_count=1, evaluation_interval=5, seed=0",
         "all settings: model/settings.yaml",
     ]
-    assert f"\n{choose_for(jax.devices()[0], 'float32', 4, False)}\n" in shown
+    assert (
+        f"\n{choose_for(jax.devices()[0], 'float32', TransformerConfig(d_kv=4), False)}\n" in shown
+    )
     assert "compiling the training step for 1 batch shape\ncompiled in " in shown
     evaluated = r"step (\d+): validation loss \d\.\d{3} nats a token\nBLEU = .*\nchrF2 = .*\n"
     assert re.findall(evaluated, shown)[-1] == "12"  # nothing stands between them in a log

@@ -60,7 +60,7 @@ class Search(NamedTuple):
 @pytest.fixture(scope="module", params=SEARCHES)
 def search(request):
     (device,) = topology_devices("v5e:1x1")
-    execution = execution_on(device, "bfloat16", CONFIG.head_dim, kind=SearchExecution)
+    execution = execution_on(device, "bfloat16", CONFIG, kind=SearchExecution)
     options = SEARCHES[request.param]
 
     def run(params, src, key):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import apply
+from jax_transformer import TransformerConfig, apply
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import AttentionChoice, choose, execution_on
 from jax_transformer.kernels.execution import Execution
@@ -22,14 +22,21 @@ from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 8
-HOPPER = {"backend": "gpu", "compute_capability": "9.0", "dtype": "bfloat16", "head_dim": 64}
-HOPPER |= {"dropped": False}
+HOPPER = {"backend": "gpu", "compute_capability": "9.0", "dtype": "bfloat16", "dropped": False}
 TPU = {"backend": "tpu", "compute_capability": ""}
+CONFIG = TransformerConfig(d_kv=64)
 
 
-@pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"head_dim": 256}, {"head_dim": 8}])
+def chosen(change):
+    """Return the choice for a Hopper and heads of 64, with a change of these or of the config."""
+    facts = {name: value for name, value in change.items() if name in HOPPER}
+    fields = {name: value for name, value in change.items() if name not in HOPPER}
+    return choose(**HOPPER | facts, config=dataclasses.replace(CONFIG, **fields))
+
+
+@pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"d_kv": 256}, {"d_kv": 8}])
 def test_cudnn_is_chosen_within_its_limits(change):
-    assert choose(**HOPPER | change) == AttentionChoice("cudnn")
+    assert chosen(change) == AttentionChoice("cudnn")
 
 
 @pytest.mark.parametrize(
@@ -37,34 +44,36 @@ def test_cudnn_is_chosen_within_its_limits(change):
     [
         ({"backend": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
         (TPU | {"dtype": "float16"}, "float16; flash needs bfloat16 or float32"),
-        (TPU | {"head_dim": 136}, "head_dim=136; flash needs at most 128"),
+        (TPU | {"d_kv": 136}, "head_dim=136; flash needs at most 128"),
         (TPU | {"dropped": True}, "attention weights are dropped; flash drops none"),
         ({"compute_capability": "7.5"}, "a GPU 7.5; cuDNN needs NVIDIA's, from 8.0"),
         ({"compute_capability": "gfx942"}, "a GPU gfx942; cuDNN needs NVIDIA's, from 8.0"),
         ({"dtype": "float32"}, "float32; cuDNN needs bfloat16"),
         ({"dtype": "float64"}, "float64; cuDNN needs bfloat16"),
-        ({"head_dim": 20}, "head_dim=20; cuDNN needs a multiple of 8, at most 256"),
-        ({"head_dim": 264}, "head_dim=264; cuDNN needs a multiple of 8, at most 256"),
+        ({"d_kv": 20}, "head_dim=20; cuDNN needs a multiple of 8, at most 256"),
+        ({"d_kv": 264}, "head_dim=264; cuDNN needs a multiple of 8, at most 256"),
         (
-            {"head_dim": 136, "compute_capability": "8.6"},
+            {"d_kv": 136, "compute_capability": "8.6"},
             "head_dim=136; cuDNN needs a multiple of 8, at most 128",
         ),
         (
-            {"head_dim": 136, "compute_capability": "10.0"},
+            {"d_kv": 136, "compute_capability": "10.0"},
             "head_dim=136; cuDNN needs a multiple of 8, at most 128",
         ),
+        ({"d_v": 32}, "d_v=32; fused kernels need values as wide as keys"),
+        (TPU | {"d_v": 32}, "d_v=32; fused kernels need values as wide as keys"),
         ({"dropped": True}, "attention weights are dropped; cuDNN through JAX drops none"),
-        ({"capped": True}, "scores are capped; cuDNN caps none"),
+        ({"attention_softcap": 2.0}, "scores are capped; cuDNN caps none"),
     ],
 )
 def test_beyond_them_attention_is_plain_and_says_why(change, reason):
-    choice = choose(**HOPPER | change)
+    choice = chosen(change)
     assert choice == AttentionChoice("plain", reason)
     assert str(choice) == f"attention: plain ({reason})"
 
 
 def test_on_a_tpu_long_attention_is_flash():
-    choice = choose(**HOPPER | TPU | {"dtype": "float32"})
+    choice = chosen(TPU | {"dtype": "float32"})
     assert str(choice) == (
         "attention: flash (from length 512; shorter, with a mask of the caller's or with relative "
         "positions: plain)"
@@ -103,7 +112,7 @@ def test_a_model_drops_no_weights_by_fused_kernels(fused):
 def test_a_device_says_how_a_model_is_executed_on_it(device, expected):
     platform, capability = device
     stand_in = Mock(jax.Device, platform=platform, compute_capability=capability)
-    assert execution_on(stand_in, "bfloat16", 64, dropped=False) == expected
+    assert execution_on(stand_in, "bfloat16", CONFIG) == expected
 
 
 def test_an_unknown_platform_is_refused():
