@@ -14,7 +14,6 @@ import re
 import resource
 import tempfile
 import time
-from collections.abc import Callable
 
 import torch
 import tyro
@@ -22,10 +21,8 @@ from torch import nn
 
 from jax_transformer import InputError
 from jax_transformer.porting import program, read_recording, suggest
-from tests.convert.foreign import randomized
-from tests.porting.foreign_models import MODELS
-from tests.porting.public_models import PAD as PUBLIC_PAD
-from tests.porting.public_models import SHAPES
+from tests.porting.models import SHAPES, Shape
+from tests.porting.recorded import tensors_of
 
 PAD = 11_999  # of the large model, which is also the size of its vocabulary less 1
 HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error")
@@ -34,21 +31,33 @@ HEADINGS = ("model", "operations", "runs", "recorded", "read", "result", "error"
 class Large(nn.Module):
     """Hugging Face's Marian with 6 + 6 layers and one vocabulary, called with ids alone."""
 
+    pad = PAD
+
     def __init__(self) -> None:
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
 
-        sizes = {f"{side}_layers": 6 for side in ("encoder", "decoder")}
-        sizes |= {f"{side}_ffn_dim": 2048 for side in ("encoder", "decoder")}
-        sizes |= {f"{side}_attention_heads": 8 for side in ("encoder", "decoder")}
-        ids = {"vocab_size": PAD + 1, "pad_token_id": PAD, "decoder_start_token_id": PAD}
-        self.marian = MarianMTModel(MarianConfig(d_model=512, eos_token_id=0, **ids, **sizes))
+        config = MarianConfig(
+            vocab_size=PAD + 1,
+            d_model=512,
+            encoder_layers=6,
+            decoder_layers=6,
+            encoder_attention_heads=8,
+            decoder_attention_heads=8,
+            encoder_ffn_dim=2048,
+            decoder_ffn_dim=2048,
+            pad_token_id=PAD,
+            decoder_start_token_id=PAD,
+            eos_token_id=0,
+        )
+        self.marian = MarianMTModel(config)
 
     def forward(self, src: torch.Tensor, tgt: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, T, V] of ids [B, S] and [B, T]."""
         seen = (src != PAD).long()
-        options = {"decoder_input_ids": tgt, "use_cache": False}
-        return self.marian(input_ids=src, attention_mask=seen, **options).logits
+        return self.marian(
+            input_ids=src, attention_mask=seen, decoder_input_ids=tgt, use_cache=False
+        ).logits
 
 
 @dataclasses.dataclass
@@ -62,18 +71,15 @@ class Settings:
     models: tuple[str, ...] = ()
 
 
-def models() -> dict[str, tuple[Callable[[], nn.Module], int]]:
-    """Return what builds each model, and its id of padding, by its name."""
-    found = {name: (row.build, row.expected["pad_id"]) for name, row in MODELS.items()}
-    found |= {name: (row.build, PUBLIC_PAD) for name, row in SHAPES.items()}
-    del found["features"]  # takes no ids, so that a user changes more than `call`
-    return found | {"large": (Large, PAD)}
+# A user of the program `features`, which takes no ids, changes more than `call`.
+MODELS = {name: shape for name, shape in SHAPES.items() if name != "features"}
+MODELS["large"] = Shape(Large)
 
 
 def main(settings: Settings) -> None:
     """Print a row for each model, with seconds of the processor."""
     print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|")
-    for name in settings.models or models():
+    for name in settings.models or MODELS:
         if name == "large":
             process = multiprocessing.get_context("spawn").Process(target=row, args=(name,))
             process.start()
@@ -85,14 +91,13 @@ def main(settings: Settings) -> None:
 def row(name: str) -> None:
     """Record and read one model; print its row."""
     torch.set_num_threads(1)
-    build, pad_id = models()[name]
-    module = randomized(build()).eval()
-    tensors = {key: value.numpy().copy() for key, value in module.state_dict().items()}
-    tensors.pop("criterion.weight", None)  # --drop of one model
+    shape = MODELS[name]
+    module = shape.module()
+    tensors = tensors_of(module, shape.dropped)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         start = time.process_time()
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(re.sub("(?m)^PAD = .*", f"PAD = {pad_id}", program()), {"model": module})
+            exec(re.sub("(?m)^PAD = .*", f"PAD = {shape.build.pad}", program()), {"model": module})
         seconds = [time.process_time() - start]
         memory, size = peak(), os.path.getsize("recorded.pt")
         start, calls, runs, errors = time.process_time(), 0, 0, list[float]()

@@ -75,8 +75,8 @@ def read_adapter(folder: str | os.PathLike[str], config: TransformerConfig) -> P
             )
         if not all(x.dtype.name in FLOATS and np.isfinite(x).all() for x in factors):
             raise InputError(f"{folder}: the factors of {module} must hold finite numbers")
-        own = *(factor.T for factor in factors), np.asarray(scale, factors[0].dtype)
-        leaves |= {f"{path}/{leaf}": x for leaf, x in zip(LORA_LEAVES, own, strict=True)}
+        adapter_leaves = *(factor.T for factor in factors), np.asarray(scale, factors[0].dtype)
+        leaves |= {f"{path}/{leaf}": x for leaf, x in zip(LORA_LEAVES, adapter_leaves, strict=True)}
     return nest(leaves)
 
 
@@ -103,7 +103,7 @@ def _paths(config: TransformerConfig, modules: Iterable[str], folder: Path) -> d
     """Return the path of each of these modules, in the layout that has the most of their names."""
     best: dict[str, str] = {}
     for family in (None, *FAMILIES.values()):
-        full_name = getattr(family, "full_name", None) or str  # of a module of the base class
+        full_name = getattr(family, "full_name", str)  # of a module of the base class
         with contextlib.suppress(InputError):  # no model of the family has this config
             known = _modules(family.layout if family else LAYOUT, config)
             named = {name: full_name(f"{name}.weight").removesuffix(".weight") for name in modules}

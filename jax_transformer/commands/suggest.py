@@ -8,7 +8,7 @@ from pathlib import Path
 from jax_transformer.convert import write_layout
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.porting.recording import program, read_recording
-from jax_transformer.porting.shapes import described
+from jax_transformer.porting.suggestion import described
 from jax_transformer.porting.suggestion import suggest as read_program
 from jax_transformer.storage import weights as files
 

@@ -107,9 +107,17 @@ def from_torch(
     """
     if metadata is not None:
         check_config(config, metadata)
-    options = {"dtype": dtype, "strip_prefixes": strip_prefixes, "buffers": buffers}
-    options |= {"allow_nonfinite": allow_nonfinite, "leaf": jax_leaf()}
-    return to_params(state_dict, config, get_layout(layout), **options)[0]
+    params, _ = to_params(
+        state_dict,
+        config,
+        get_layout(layout),
+        dtype=dtype,
+        strip_prefixes=strip_prefixes,
+        allow_nonfinite=allow_nonfinite,
+        buffers=buffers,
+        leaf=jax_leaf(),
+    )
+    return params
 
 
 def to_torch(
@@ -141,8 +149,14 @@ def to_torch(
         InputError: The layout is unknown, or `buffers` is no state_dict.
         ModuleNotFoundError: torch is not installed.
     """
-    options = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "buffers": buffers}
-    arrays, _ = to_tensors(params, config, get_layout(layout), **options)
+    arrays, _ = to_tensors(
+        params,
+        config,
+        get_layout(layout),
+        dtype=dtype,
+        allow_nonfinite=allow_nonfinite,
+        buffers=buffers,
+    )
     with naming_the_extra("convert.to_torch"):
         tensors = {id(array): as_torch(array) for array in arrays.values()}
     return {name: tensors[id(array)] for name, array in arrays.items()}

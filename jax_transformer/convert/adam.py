@@ -48,14 +48,21 @@ def adam_from_torch(
     steps = {int(entry["step"]) for entry in entries.values() if entry}
     if len(steps) != 1 or any(group.get("amsgrad") for group in torch_state["param_groups"]):
         raise InputError(f"torch_state: an Adam at one step is read; its steps are {sorted(steps)}")
-    moments = {"count": jnp.full_like(adam.count, steps.pop())}
-    for ours, theirs in (("mu", "exp_avg"), ("nu", "exp_avg_sq")):
-        tensors = {name: entry[theirs] for name, entry in entries.items() if entry}
-        options = {"buffers": False, "leaf": jax_leaf()}
-        moments[ours], _ = to_params(tensors, config, get_layout(layout), **options)
+    layout = get_layout(layout)
+
+    def moment(name: str) -> dict[str, Any]:
+        tensors = {parameter: entry[name] for parameter, entry in entries.items() if entry}
+        return to_params(tensors, config, layout, buffers=False, leaf=jax_leaf())[0]
+
     from optax.tree_utils import tree_set
 
-    return tree_set(state, lambda path, _: getattr(path[-1], "tuple_name", "") == ADAM, **moments)
+    return tree_set(
+        state,
+        lambda path, _: getattr(path[-1], "tuple_name", "") == ADAM,
+        count=jnp.full_like(adam.count, steps.pop()),
+        mu=moment("exp_avg"),
+        nu=moment("exp_avg_sq"),
+    )
 
 
 def adam_to_torch(

@@ -66,5 +66,6 @@ def adapt(
     tensors = read_weights(folder)
     if values.get("tie_word_embeddings", True):
         tensors.pop("lm_head.weight", None)  # a copy of the table
-    options = {"dtype": dtype, "leaf": jax_leaf(), "consume": True}
-    return config, to_params(tensors, config, Layout(kind, tuple(rows)), **options)[0]
+    layout = Layout(kind, tuple(rows))
+    params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=jax_leaf(), consume=True)
+    return config, params

@@ -50,9 +50,9 @@ class PositionTable:
                 f"positions={config.positions!r} has no computed table, but the layout has a "
                 "buffer for one; name a sinusoidal kind, or leave the buffer out"
             )
-        check_position_table(self.rows(config), config.d_model)
-        sizes = self.rows(config), config.d_model
-        table = sinusoidal_positions(*sizes, config.positions, rounding=config.position_rounding)
+        rows, rounding = self.rows(config), config.position_rounding
+        check_position_table(rows, config.d_model)
+        table = sinusoidal_positions(rows, config.d_model, config.positions, rounding=rounding)
         return table.reshape(self.lengths(config))
 
     def lengths(self, config: TransformerConfig) -> tuple[int, ...]:

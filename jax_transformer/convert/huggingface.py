@@ -85,10 +85,9 @@ def from_huggingface(
         tensors = shards.read_weights(Path(source), reads)
     else:  # a dict of our own, which the conversion empties
         tensors = {n: x for n, x in source.state_dict().items() if reads(n)}
-    if family.full_name is not None:
-        full = {name: family.full_name(name) for name in tensors}
-        # A tensor that has both names is left for the conversion to refuse.
-        tensors = {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
+    full = {name: family.full_name(name) for name in tensors}
+    # A tensor that has both names is left for the conversion to refuse.
+    tensors = {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
     tied = family.is_tied(tensors) if family.is_tied else None
     config = config_from_json(family, values, tied).part(part)
     # transformers computes buffers again: a file may hold all of them, some or none.
@@ -98,8 +97,8 @@ def from_huggingface(
         rounding = _rounding([as_numpy(tensors[buffer.foreign]) for buffer in present])
         config = dataclasses.replace(config, position_rounding=rounding)
     try:
-        options = {"dtype": dtype, "leaf": jax_leaf(mesh, config), "consume": True}
-        params, _ = to_params(tensors, config, layout, **options)
+        leaf = jax_leaf(mesh, config)
+        params, _ = to_params(tensors, config, layout, dtype=dtype, leaf=leaf, consume=True)
     except ConversionError as error:
         sizes = [key for key in family.fields if type(family.defaults.get(key)) is int]
         if absent := [key for key in sizes if key not in values]:
@@ -131,10 +130,9 @@ def _reads_part(family: Family, values: Mapping[str, Any], part: str) -> Callabl
     buffers = (buffer.foreign for buffer in family.layout.buffers)
     named = {row.foreign for row in expand(family.layout, config)}
     named |= {name for name in buffers if is_in_part(name, config)}
-    full_name = family.full_name or (lambda name: name)
 
     def reads(name: str) -> bool:
-        full = full_name(name)
+        full = family.full_name(name)
         return full in named or not (family.lacks(name) or holds_names(family.layout, [full]))
 
     return reads
@@ -175,9 +173,12 @@ def load_folder(
         `languages.generating` gives those that the tokenizer's target needs.
     """
     folder = Path(folder)
-    options = {"ignore_generation_config": ignore_generation_config}
-    options |= {"source_lang": source_lang, "target_lang": target_lang}
-    config, tokenizer = load_tokenizer(folder, **options)
+    config, tokenizer = load_tokenizer(
+        folder,
+        ignore_generation_config=ignore_generation_config,
+        source_lang=source_lang,
+        target_lang=target_lang,
+    )
     if part == "encoder" or not config.num_decoder_layers:  # generates nothing
         return *from_huggingface(folder, part=part), tokenizer, {}
     generation = {}

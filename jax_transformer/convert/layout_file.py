@@ -181,21 +181,22 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
         shape = row.operation.shape
         parameters = row.paths if len(row.paths) > 1 else row.paths[0]
         rows.append(_Row(row.foreign, parameters, operation, shape, row.stack, row.zeros, row.when))
-    buffers = [_table_of_buffer(buffer.foreign, buffer.value) for buffer in layout.buffers]
+    buffers = []
+    for buffer in layout.buffers:
+        name, value = buffer.foreign, buffer.value
+        if type(value) is FixedBuffer:
+            kind, dtype, values = value.kind, value.dtype, value.values
+            buffers.append(_Buffer(name, kind, value.shape, dtype=dtype, values=values))
+        elif type(value) is PositionTable:
+            buffers.append(_Buffer(name, "position_table", value.shape, value.length))
+        else:
+            raise InputError(f"the buffer {name!r} is computed by a function")
     fields = None
     if config is not None:  # TOML cannot hold None, which is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
     masks = _Masks(*layout.masks) if layout.masks != USUAL_MASKS else None
     return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers, masks)
-
-
-def _table_of_buffer(name: str, value: object) -> _Buffer:
-    if type(value) is FixedBuffer:
-        return _Buffer(name, value.kind, value.shape, dtype=value.dtype, values=value.values)
-    if type(value) is not PositionTable:
-        raise InputError(f"the buffer {name!r} is computed by a function")
-    return _Buffer(name, "position_table", value.shape, value.length)
 
 
 def _parse(text: str) -> LayoutFile:

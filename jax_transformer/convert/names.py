@@ -81,7 +81,7 @@ def why_unexpected(name: str, layout: Layout, config: TransformerConfig) -> str:
     for row in layout.rows:
         match = name_pattern(row.foreign).fullmatch(name)
         if match and row.applies_to(config):
-            for path in (path.format(**match.groupdict()) for path in row.paths):
+            for path in (path.format_map(match.groupdict()) for path in row.paths):
                 if f"{inside}{path}" not in shapes and find_parameter(f"{inside}{path}"):
                     return f"is {path}, which the config lacks{_remedy(f'{inside}{path}', config)}"
     return ""

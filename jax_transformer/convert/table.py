@@ -316,10 +316,10 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
         heads = range(config.num_heads) if HEAD in row.foreign else (None,)
         for match, head in itertools.product(matches, heads):
             words = match.groupdict() | {"head": head}
-            foreign = row.foreign.format(**words)
+            foreign = row.foreign.format_map(words)
             if foreign in bound:
                 raise InputError(f"layout {layout.name!r}: two rows give the name {foreign!r}")
-            paths = tuple(path.format(**words) for path in row.paths)
+            paths = tuple(path.format_map(words) for path in row.paths)
             if absent := [path for path in paths if path not in shapes]:
                 check_possible(layout, row)
                 raise InputError(
@@ -334,9 +334,17 @@ def expand(layout: Layout, config: TransformerConfig) -> tuple[BoundRow, ...]:
                         f"which divide the columns of {paths[0]}, not num_heads={config.num_heads}"
                     )
                 lengths = tuple((*shape[:-1], shape[-1] // len(heads)) for shape in lengths)
-            parts = tuple(row.operation.foreign_shape(shape, config) for shape in lengths)
-            stack = (row.zeros, row.stack, config.num_heads, head)
-            bound[foreign] = BoundRow(foreign, paths, row.operation, lengths, parts, *stack)
+            bound[foreign] = BoundRow(
+                foreign=foreign,
+                paths=paths,
+                operation=row.operation,
+                shapes=lengths,
+                parts=tuple(row.operation.foreign_shape(shape, config) for shape in lengths),
+                zeros=row.zeros,
+                stack=row.stack,
+                num_heads=config.num_heads,
+                head=head,
+            )
     covered = {path for row in bound.values() for path in row.paths}
     bare = [LAYER.sub("layers_{i}", path) for path in shapes if path not in covered]
     if bare:

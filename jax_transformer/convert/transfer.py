@@ -150,7 +150,9 @@ def to_params(
     compare_names(named, rows, computed, layout, config, report)
 
     arrays, owners = _checked_arrays(rows, named, check)
-    _compare_buffers(computed, named, config, report)
+    for buffer in computed:
+        if buffer.foreign in named:
+            _compare_computed(buffer, named[buffer.foreign], config, report)
     if report.faults:
         raise ConversionError(report)
 
@@ -258,9 +260,9 @@ def to_tensors(
         parts = [arrays[path] for path in row.paths if arrays.get(path) is not None]
         _compare_parts(row, parts, dtype, report)
     computed = () if buffers is False else _buffers(layout, config)
-    given: dict[str, np.ndarray] = {}
+    stored: dict[str, np.ndarray] = {}
     if not isinstance(buffers, bool):
-        given, computed = _given_buffers(buffers, computed, config, report), ()
+        stored, computed = _stored_buffers(buffers, computed, config, report), ()
     if report.faults:
         raise ConversionError(report)
     _check_sizes(computed, config, sum(array.size for array in arrays.values()))
@@ -283,10 +285,10 @@ def to_tensors(
         value = np.array(value, widest if value.dtype == np.float64 else None, order="C")
         tensors[buffer.foreign] = value
         report.add("computed", buffer.foreign, _text(value))
-    return tensors | given, report
+    return tensors | stored, report
 
 
-def _given_buffers(
+def _stored_buffers(
     tensors: Mapping[str, Any],
     buffers: Iterable[Buffer],
     config: TransformerConfig,
@@ -296,7 +298,9 @@ def _given_buffers(
     check_state_dict(tensors)
     names = [buffer.foreign for buffer in buffers]
     add_names(report, "missing", [name for name in names if name not in tensors], tensors)
-    _compare_buffers(buffers, tensors, config, report)
+    for buffer in buffers:
+        if buffer.foreign in tensors:
+            _compare_computed(buffer, tensors[buffer.foreign], config, report)
     if report.faults:
         return {}
     return {name: np.array(as_numpy(tensors[name]), order="C") for name in names}
@@ -319,19 +323,21 @@ def _within(
     """Return the config with no more layers than the names hold numbers; more are a fault."""
     most = len({number for name in names for number in NUMBER.findall(name)})
     scope_layer = LAYER.search(layout.scope)
-    fields = {}
+    counts = {}
     for stack in STACKS:
         field = f"num_{stack}_layers"
         claimed = getattr(config, field)
         if scope_layer or (layout.scope and layout.scope != stack):
             # A stack that the layout does not convert needs only the layer of the scope.
-            fields[field] = min(claimed, 1 + int(scope_layer[1]) if scope_layer else 1)
+            counts[stack] = min(claimed, 1 + int(scope_layer[1]) if scope_layer else 1)
             continue
         if claimed > most > 0:  # of 0 layers, the missing names say more
             detail = f"the {what} hold at most {most} layers of the {stack}"
             report.add("missing", f"{field}={claimed}", detail)
-        fields[field] = min(claimed, max(1, most))
-    return dataclasses.replace(config, **fields)
+        counts[stack] = min(claimed, max(1, most))
+    return dataclasses.replace(
+        config, num_encoder_layers=counts["encoder"], num_decoder_layers=counts["decoder"]
+    )
 
 
 class _Check:
@@ -468,17 +474,6 @@ def _compare_copies(
         report.add("tied", row.foreign, f"to {owner.foreign}, an equal copy of its own")
     else:
         report.add("not tied", row.foreign, f"differs from {owner.foreign}, its tied copy")
-
-
-def _compare_buffers(
-    buffers: Iterable[Buffer],
-    tensors: Mapping[str, Any],
-    config: TransformerConfig,
-    report: Report,
-) -> None:
-    for buffer in buffers:
-        if buffer.foreign in tensors:
-            _compare_computed(buffer, tensors[buffer.foreign], config, report)
 
 
 def _compare_computed(

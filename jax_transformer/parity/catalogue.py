@@ -18,7 +18,8 @@ EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-9, 1e-3, 0.0)
 LOWER = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 MOST_HEADS, LATEST = 16, 4  # the latest inputs among which query, key and value are looked for
 MASKED = -1e30
-KERNEL = re.compile("the (transposed )?kernel")
+KERNEL = re.compile("the (?:transposed )?kernel")
+TURNED = {"the kernel": "the transposed kernel", "the transposed kernel": "the kernel"}
 FACTORS = 1e-4  # a factor this near to 1 is none
 MOST_WORDS = 3  # of what cannot be told apart
 
@@ -55,14 +56,14 @@ def explain(stage: Stage, rule: Rule) -> list[str]:
         here, there = found.pop(0, []), min(found.values(), key=min, default=[])
         both = [_indistinct(each, stage.here) for each in (here, there)]
         if all("transposed" in words for words in both[0]):  # frameworks store kernels either way
-            both = [[KERNEL.sub(_turned, words) for words in each] for each in both]
+            both = [[KERNEL.sub(lambda k: TURNED[k[0]], x) for x in each] for each in both]
         if all(both) and not {*both[0]} & {*both[1]}:
             texts = (f"{x} has {' or '.join(y)}" for x, y in zip(stage.names, both, strict=True))
             said.append(", and ".join(texts))
     for value in stage.there:
         for words, candidate, target in _changes(value, stage):
             if rule.accepts(rule.difference(target, candidate)):
-                said.append(words.format(*stage.names))
+                said.append(words.format(stage.names[0], stage.names[1]))
     return said
 
 
@@ -71,10 +72,6 @@ def _indistinct(found: Sequence[tuple[float, str]], value: np.ndarray) -> list[s
     most = 4 * max(precision(value), min(found, default=(0.0, ""))[0])
     words = dict.fromkeys(words for error, words in found if error <= most)
     return [*words][:MOST_WORDS] + ["another"] * (len(words) > MOST_WORDS)
-
-
-def _turned(kernel: re.Match) -> str:
-    return "the kernel" if kernel[1] else "the transposed kernel"
 
 
 def _norms(stage: Stage) -> Candidates:
@@ -137,7 +134,7 @@ def _attentions(stage: Stage) -> Candidates:
             way = f"{heads} heads" + ", interleaved" * interleaved
             shape = (-1, heads) if interleaved else (heads, -1)
             axes = (0, 3, 1, 2) if interleaved else (0, 2, 1, 3)
-            split = [x.reshape(*x.shape[:2], *shape).transpose(axes) for x in (q, *filled)]
+            split = [x.reshape((*x.shape[:2], *shape)).transpose(axes) for x in (q, *filled)]
             scores = split[0] @ split[1].swapaxes(-1, -2)
             sizes = {"1/sqrt(head size)": width / heads, "1": 1, "1/sqrt(width)": width}
             for (scale, size), (mask, added) in itertools.product(sizes.items(), masks):
@@ -158,9 +155,9 @@ def _masks(masks: Sequence[np.ndarray], sizes: tuple[int, int, int]) -> Candidat
     yield "no mask", np.zeros((1, 1, 1, 1))
     yield "a causal mask", np.where(causal, 0, MASKED)[None, None]
     for mask in masks:
-        own = 1 < mask.ndim < 4 and len(mask) == rows and mask.shape != causal.shape
+        has_rows = 1 < mask.ndim < 4 and len(mask) == rows and mask.shape != causal.shape
         while mask.ndim < 4:
-            mask = mask[:, None] if own else mask[None]
+            mask = mask[:, None] if has_rows else mask[None]
         if mask.shape[-1] != keys or mask.shape[2] not in (1, queries):
             continue
         if mask.dtype.kind not in "iub":  # added to the scores
@@ -191,7 +188,8 @@ def _changes(value: np.ndarray, stage: Stage) -> Iterator[tuple[str, np.ndarray,
 
 def _rows(x: np.ndarray) -> np.ndarray:
     """Return an array of any axes as [B, L, D] in float64."""
-    return x.astype(float).reshape(*(x.shape[:2] if x.ndim > 2 else (1, *x.shape[:1])), -1)
+    rows = x.shape[:2] if x.ndim > 2 else (1, *x.shape[:1])
+    return x.astype(float).reshape((*rows, -1))
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -141,9 +141,10 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
     found, notes = _Examined(a, b, rule), list[str]()
     paired = [pair for pair in found.pairs if pair.error is not None]
     if not any(found.mixed or not b.blocks[pair.b].kind for pair in paired):
-        shapes = ([*record.blocks.values()][-1].outputs[0].shape for record in (a, b))
-        text = "what a returned has other sizes than b's: {} and {}"
-        raise InputError(text.format(*map(list, shapes)))
+        ours, theirs = ([*x.blocks.values()][-1].outputs[0].shape for x in (a, b))
+        raise InputError(
+            f"what a returned has other sizes than b's: {list(ours)} and {list(theirs)}"
+        )
     first, error = found.first, found.error
     # What differs by little does not hide what differs by far more behind it.
     while JUMP * error < 1:
@@ -156,8 +157,10 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
             first, found = later.first, later
         error = later.error
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]
-    text = "{} blocks have other dtypes, first {}: {} in a and {} in b"
-    notes += [text.format(len(other), pair.name, *pair.dtypes) for pair in other[:1]]
+    for first_other in other[:1]:
+        ours, theirs = first_other.dtypes
+        blocks = f"{len(other)} blocks have other dtypes, first {first_other.name}"
+        notes.append(f"{blocks}: {ours} in a and {theirs} in b")
     explanations = (*found.stage.where, *explain(found.stage, found.rule)) if found.first else ()
     return Comparison(tuple(found.pairs), found.first, explanations, tuple(notes))
 
@@ -185,7 +188,7 @@ class _Side:
             ends[".".join(parts)] = name
             if self.knows(self.output(name)) or {*self.around[name]} & self.right:
                 self.right.add(name)
-                self.used |= {x.tobytes() for x in self.given(name)}
+                self.used |= {x.tobytes() for x in self.value_inputs(name)}
 
     def finds(self, x: np.ndarray) -> bool:
         """Return whether the other record has these values."""
@@ -198,7 +201,7 @@ class _Side:
     def output(self, name: str) -> np.ndarray:
         return self.blocks[name].outputs[0]
 
-    def given(self, name: str) -> list[np.ndarray]:
+    def value_inputs(self, name: str) -> list[np.ndarray]:
         """Return the inputs that carry values: those like the first float one, and no mask."""
         floats = [x for x in self.blocks[name].inputs if x.dtype.kind not in "iub"]
         shape = floats[0].shape if floats else ()
@@ -234,8 +237,11 @@ class _Examined:
     def _pair(self, a: str | None, b: str | None, paired: PairedBy) -> Pair:
         named = zip(self.sides, (a, b), strict=True)
         there = [side.output(name) for side, name in named if name is not None]
-        apart = self.rule.difference(*there) if len(there) == 2 else (None, None, "")
-        return Pair(a, b, paired, *apart, tuple(x.dtype.name for x in there), there[-1].shape)
+        error, epsilon, form = None, None, ""
+        if len(there) == 2:
+            error, epsilon, form = self.rule.difference(there[0], there[1])
+        dtypes = tuple(x.dtype.name for x in there)
+        return Pair(a, b, paired, error, epsilon, form, dtypes, there[-1].shape)
 
     def _kind(self, side: _Side, name: str) -> tuple[int, ...]:
         """Return what blocks that belong together share: sizes, and whether they have parts."""
@@ -274,7 +280,7 @@ class _Examined:
             value, block = names[1 - self.seen], names[self.seen]
             output = self.model.output(block).tobytes()  # perhaps that of its last part too
             if block not in taken[self.seen] and used.setdefault(value, output) == output:
-                join(*names, "likeness")
+                join(names[0], names[1], "likeness")
         for name in b.names:  # of blocks that are cut otherwise
             choose(equal[name], name, "value")
         pairs += [self._pair(name, None, "nothing") for name in a.names if name not in taken[0]]
@@ -291,18 +297,22 @@ class _Examined:
         model, found = self.model, []
         blocks = [name for name in model.names if name not in model.right]
         # A function seldom names what words are looked up: by a block without parts and floats.
-        kept = {name for name in blocks if model.given(name) or model.inside(name)}
-        tables = {name for name in blocks if self.mixed and model.blocks[name].kind} - kept
-        inner = [x for name in blocks for x in model.given(name) if not model.knows(x)]
-        given = {  # where the other program has the inputs of a block
-            name: [next(self.other.outputs.find(x), 0) for x in model.given(name)]
+        tables = {
+            name
+            for name in blocks
+            if self.mixed and model.blocks[name].kind
+            if not (model.value_inputs(name) or model.inside(name))
+        }
+        inner = [x for name in blocks for x in model.value_inputs(name) if not model.knows(x)]
+        origins = {  # where the other program has the inputs of a block
+            name: [next(self.other.outputs.find(x), 0) for x in model.value_inputs(name)]
             for name in blocks
         }
         for place, value in enumerate(self.other.names):
             x, scores = self.other.output(value), dict[tuple[str, str], float]()
             for block in blocks if value not in known else ():
                 names = (value, block) if self.seen else (block, value)
-                if names[0] in same[names[1]] and place >= max(given[block], default=0):
+                if names[0] in same[names[1]] and place >= max(origins[block], default=0):
                     scores[names] = self.rule.unlike(x, model.output(block))
             apart = [self.rule.unlike(x, y) for y in inner] if self.mixed else [np.inf]
             most = 2 * min([*apart, *scores.values()], default=0.0)
@@ -337,7 +347,7 @@ class _Examined:
             for position, side in enumerate(self.sides)
             for name in side.names
             if side.blocks[name].kind and name not in side.right
-            if all(map(side.knows, side.given(name)))
+            if all(map(side.knows, side.value_inputs(name)))
         )
         suspects = [self._of(-position, name) for _, position, name in found]
         for suspect in suspects if self.mixed else ():
@@ -362,12 +372,12 @@ class _Examined:
         block, target, where = model.blocks[here], model.output(here), list[str]()
         if pair.a is None and not self.mixed:
             where.append("only b has this")
-        elif not (self.mixed or all(map(other.knows, other.given(pair.a)))):
+        elif not (self.mixed or all(map(other.knows, other.value_inputs(pair.a)))):
             where.append(f"what a gives {pair.a} is not what b gives {pair.b}")
-        inputs, computed, before = model.given(here), list[np.ndarray](), "its inputs"
+        inputs, computed, before = model.value_inputs(here), list[np.ndarray](), "its inputs"
         for part in model.inside(here, 1):
-            given = model.given(part)
-            missing = [] if part in model.right else [x for x in given if not model.knows(x)]
+            part_inputs = model.value_inputs(part)
+            missing = [] if part in model.right else [x for x in part_inputs if not model.knows(x)]
             if missing and not (self.mixed and self._of(self.seen, part).error is None):
                 target = missing[0]
                 until = f"the end of {part}" if self.mixed else part  # perhaps it is not named
@@ -376,7 +386,7 @@ class _Examined:
                 )
                 break
             before = part if part in model.right else before
-            inputs += given
+            inputs += part_inputs
             computed.append(model.output(part))
         masks = [x for x in block.inputs if not any(x is y for y in inputs)]
         values = {x.tobytes(): x for x in model.theirs.arrays if not other.knows(x)}

@@ -81,16 +81,16 @@ def record(model: Any, call: Callable[[Any], Any]) -> Record:
     blocks: dict[str, Block] = {}
 
     def keep(name: str, part: Any, own: Mapping[str, Any], inputs: Any, output: Any) -> Any:
-        given = list({id(array): array for array in _arrays(inputs)}.values())
+        distinct = list({id(array): array for array in _arrays(inputs)}.values())
         weights = {key: array for key, array in own.items() if _arrays(array)}
-        leaves, structure = jax.tree.flatten((_arrays(output), given, weights))
+        leaves, structure = jax.tree.flatten((_arrays(output), distinct, weights))
         traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.core.Tracer)}
         wide = {
             i for i, leaf in traced.items() if leaf.dtype.name in ("float64", "int64", "uint64")
         }
 
-        def store(given: dict[int, Any]) -> dict[int, Any]:
-            values = [as_numpy(given.get(i, leaf)) for i, leaf in enumerate(leaves)]
+        def store(computed: dict[int, Any]) -> dict[int, Any]:
+            values = [as_numpy(computed.get(i, leaf)) for i, leaf in enumerate(leaves)]
             for i in wide:
                 values[i] = values[i].view(leaves[i].dtype)[..., 0]
             outputs, inputs, weights = jax.tree.unflatten(structure, map(own_copy, values))
@@ -99,7 +99,7 @@ def record(model: Any, call: Callable[[Any], Any]) -> Record:
             if outputs:
                 block = Block(type(part).__name__, outputs, inputs, weights)
                 blocks[_unused(name, blocks)] = block
-            return given
+            return computed
 
         if not traced:
             store({})
@@ -143,11 +143,11 @@ def read_record(path: str | os.PathLike) -> Record:
         keys = {n: [int(x) if x.isdecimal() else x for x in parts[n]] for n in arrays}
         blocks = {name: Block("", (arrays[name],)) for name in sorted(arrays, key=keys.get)}
     try:
-        for name, kind, outputs, inputs, keys in json.loads(order or "[]"):
-            found = tuple(arrays[f"{name}:output.{i}"] for i in range(max(outputs, 1)))
-            given = tuple(arrays[f"{name}:input.{i}"] for i in range(inputs))
+        for name, kind, most_outputs, most_inputs, keys in json.loads(order or "[]"):
+            outputs = tuple(arrays[f"{name}:output.{i}"] for i in range(max(most_outputs, 1)))
+            inputs = tuple(arrays[f"{name}:input.{i}"] for i in range(most_inputs))
             weights = {key: arrays[f"{name}:weight.{key}"] for key in keys}
-            blocks[name] = Block(kind, found, given, weights)
+            blocks[name] = Block(kind, outputs, inputs, weights)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: its list of blocks does not fit its arrays") from error
     if not blocks:
@@ -158,8 +158,8 @@ def read_record(path: str | os.PathLike) -> Record:
 def _named(tree: Any, others: Mapping[str, Block]) -> dict[str, Block]:
     """Return the arrays of a tree by their paths, with names that no other block has."""
     arrays = {name or "output": own_copy(as_numpy(leaf)) for name, leaf in _leaves("", tree)}
-    kept = {name: array for name, array in arrays.items() if _is_kept(array)}
-    blocks = {_unused(name, others): Block("", (array,)) for name, array in kept.items()}
+    numbers = {name: array for name, array in arrays.items() if _is_kept(array)}
+    blocks = {_unused(name, others): Block("", (array,)) for name, array in numbers.items()}
     if not blocks:
         raise InputError(f"a {type(tree).__name__} without arrays: return an array, or name some")
     return blocks

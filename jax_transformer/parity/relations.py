@@ -72,5 +72,6 @@ def relations(
             batch = as_numpy(program.run(np.insert(rows[others], place, rows[0], axis=0)))
             invariance[name] = max(invariance[name], float(np.abs(batch[place] - alone).max()))
     pairs = [*found.values(), [run for run, _ in found.values()]]
-    errors = [error / epsilon for error, epsilon, _ in (Rule().difference(*x) for x in pairs)]
+    differences = [Rule().difference(a, b) for a, b in pairs]
+    errors = [each.error / each.epsilon for each in differences]
     return Relations(invariance, dict(zip(found, errors, strict=False)), errors[-1])

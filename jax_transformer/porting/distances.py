@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +13,26 @@ from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.probe import CLOSE, Elements, Probe
 from jax_transformer.porting.recording import Run
-from jax_transformer.porting.sublayers import Attention, added_to_scores, visible
+from jax_transformer.porting.sublayers import Attention, Core, added_to_scores, visible
 
 FARTHEST = 4096  # distances with a bucket of their own that are tried
+
+
+class Site(NamedTuple):
+    """An attention of a run, and the same one in the longest run.
+
+    Attributes:
+        stack: "encoder" or "decoder".
+        layer: Path of its layer.
+        kind: "self_attention" or "cross_attention".
+        far: The attention in the longest run; None where this executes other operations.
+    """
+
+    stack: str
+    layer: str
+    kind: str
+    attention: Attention
+    far: Attention | None
 
 
 def twin(run: Run, other: Run, attention: Attention) -> Attention | None:
@@ -25,47 +43,32 @@ def twin(run: Run, other: Run, attention: Attention) -> Attention | None:
     for one, two in zip(run.calls, other.calls, strict=True):
         keys |= dict(zip(one.outputs, two.outputs, strict=True))
     cores = [
-        core._replace(
-            query=keys[core.query],
-            key=keys[core.key],
-            product=keys[core.product],
-            logits=keys[core.logits],
-            weights=keys[core.weights],
-            value=keys[core.value],
-            read=keys[core.read],
-        )
-        for core in attention.cores
+        Core._make([*(keys[key] for key in core[:-1]), core.calls]) for core in attention.cores
     ]
     return attention._replace(cores=tuple(cores))
 
 
 def read_mask(
-    found: Findings,
-    probes: tuple[Probe, Probe],
-    attentions: tuple[Attention, Attention | None],
-    stack: str,
-    kind: str,
-    tokens: Mapping[str, np.ndarray],
+    found: Findings, probe: Probe, longest: Probe, site: Site, tokens: Mapping[str, np.ndarray]
 ) -> None:
     """Read which keys an attention hides: those of padding, later ones, far ones.
 
     Args:
-        probes: Of the run that is read, and of the longest one.
-        attentions: The attention in both.
+        probe: Of the run that is read; `longest` of the longest one.
         tokens: Which positions hold a token [B, L], by stack.
     """
-    seen = visible(probes[0], attentions[0])
-    core = attentions[0].cores[0]
-    calls = probes[0].graph.changing([core.product], [core.logits])[-1:] or core.calls[:1]
+    seen, stack = visible(probe, site.attention), site.stack
+    core = site.attention.cores[0]
+    calls = probe.graph.changing([core.product], [core.logits])[-1:] or core.calls[:1]
     unread = Unread("keys are hidden in a way that no config has", calls)
     queries = tokens[stack]
-    keys = (tokens["encoder"] if kind == "cross_attention" else queries)[:, : seen.shape[-1]]
+    keys = (tokens["encoder"] if site.kind == "cross_attention" else queries)[:, : seen.shape[-1]]
     if (seen != seen[:, :1]).any():
         raise Unread("heads hide different keys", calls)
     pattern = seen[0, 0][np.ix_(queries[0], keys[0])]  # no padding but that of the program
     place = np.arange(seen.shape[-1])
     allowed, shown = np.ones(seen.shape[-2:], bool), None
-    if kind == "self_attention":
+    if site.kind == "self_attention":
         shown = _distances(pattern)
         if shown is None:
             raise unread
@@ -77,15 +80,14 @@ def read_mask(
     hides_padding = bool((seen[:, 0] == padded)[rows].all())
     if not hides_padding and not (seen[:, 0] == allowed)[rows].all():
         raise unread
-    name = "memory" if kind == "cross_attention" else stack.replace("decoder", "target")
+    name = "memory" if site.kind == "cross_attention" else stack.replace("decoder", "target")
     found.say(f"mask {name}", hides_padding, stack)
     if shown is None:
         return
     length = len(pattern)
-    if attentions[1] is not None:
-        run = probes[1].run
-        length = (run.src if stack == "encoder" else run.tgt).shape[1]
-        shown = _distances(visible(probes[1], attentions[1])[0, 0, :length, :length])
+    if site.far is not None:
+        length = (longest.run.src if stack == "encoder" else longest.run.tgt).shape[1]
+        shown = _distances(visible(longest, site.far)[0, 0, :length, :length])
     if not shown or shown != [*range(min(shown), max(shown) + 1)] or 0 not in shown:
         raise unread
     earlier, later = (None if reach == length - 1 else reach for reach in (-min(shown), max(shown)))
@@ -107,24 +109,17 @@ def _distances(pattern: np.ndarray) -> list[int] | None:
     return [d for d, row in by_distance.items() if row.all()]
 
 
-def read_bias(
-    found: Findings,
-    probes: tuple[Probe, Probe],
-    attentions: tuple[Attention, Attention | None],
-    stack: str,
-    kind: str,
-    layer: str,
-) -> None:
+def read_bias(found: Findings, probe: Probe, longest: Probe, site: Site) -> None:
     """Read what is added to the scores: nothing, or a table of weights by distance."""
-    probe, core = probes[0], attentions[0].cores[0]
+    core = site.attention.cores[0]
     calls = probe.graph.changing([core.product], [core.logits])
-    elements, numbers = added_to_scores(probe, attentions[0])
+    elements, numbers = added_to_scores(probe, site.attention)
     if np.abs(numbers - numbers.flat[0]).max() > CLOSE:
         raise Unread("numbers that no weight has are added to the scores", calls)
-    found.say(f"{kind} bias", elements is not None, stack)
+    found.say(f"{site.kind} bias", elements is not None, site.stack)
     if elements is None:
         return
-    if kind == "cross_attention":
+    if site.kind == "cross_attention":
         raise Unread("a table of weights is added to the scores of a cross-attention", calls)
     leaf = probe.leaf_of(elements.max(keepdims=True))
     heads, size = len(elements), math.prod(leaf.shape)
@@ -135,11 +130,11 @@ def read_bias(
     seen, rows = elements[0] >= 0, _rows(table, elements[0])
     if not np.array_equal(np.where(seen, table[rows].transpose(2, 0, 1), -1), elements):
         raise Unread(f"{leaf.names[0]} is no table by distance", calls)
-    if attentions[1] is not None:
-        far, _ = added_to_scores(probes[1], attentions[1])
-        moved = next(key for key, other in probes[1].leaves.items() if other.names == leaf.names)
-        own = far[0] - probes[1].first[moved] + probe.first[leaf.key]
-        seen, rows = far[0] >= 0, _rows(table, own)
+    if site.far is not None:
+        far, _ = added_to_scores(longest, site.far)
+        moved = next(key for key, other in longest.leaves.items() if other.names == leaf.names)
+        seen = far[0] >= 0
+        rows = _rows(table, far[0] - longest.first[moved] + probe.first[leaf.key])
     away = np.arange(seen.shape[1]) - np.arange(seen.shape[0])[:, None]
     distances, first = np.unique(away[seen], return_index=True)
     buckets = rows[seen][first]
@@ -147,14 +142,14 @@ def read_bias(
         far
         for far in range(count // 2 + 1, FARTHEST)
         if np.array_equal(
-            relative_position_buckets(distances, count, far, stack == "encoder"), buckets
+            relative_position_buckets(distances, count, far, site.stack == "encoder"), buckets
         )
     ]
     if not fits or (buckets[np.searchsorted(distances, away[seen])] != rows[seen]).any():
         raise Unread(f"distances are put into other buckets of {leaf.names[0]}", calls)
-    found.say("relative_attention_num_buckets", count, stack)
+    found.say("relative_attention_num_buckets", count, site.stack)
     found.farthest = max(found.farthest[0], fits[0]), min(found.farthest[1], fits[-1])
-    found.relative[stack].append((layer, table))
+    found.relative[site.stack].append((site.layer, table))
 
 
 def _rows(table: Elements, elements: Elements) -> np.ndarray:

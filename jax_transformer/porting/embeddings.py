@@ -172,14 +172,17 @@ def _positions(
         values = probe.replay.value(end, zeros | weights)
         return rows_of(values, np.ones_like(tokens)).reshape(*tokens.shape, -1)
 
-    own = rows({})
-    first = own[0]
-    if np.abs(own - first)[tokens].max() > TABLE_ROUNDING:
+    added = rows({})
+    first = added[0]
+    if np.abs(added - first)[tokens].max() > TABLE_ROUNDING:
         text = f"what is added to the {side} embeddings depends on the tokens: a third table"
         found.refuse(Unread(text, calls))
         return
-    for kind, offset in _sinusoids(first.shape[1]):
-        table = sinusoidal_positions(*first.shape, kind, offset)
+    width = first.shape[1]
+    kinds = [(kind, 0) for kind in SINUSOIDS[:3]] if width % 2 == 0 else []
+    kinds += [(SINUSOIDS[3], offset) for offset in range(MOST_OFFSET) if width > 3]
+    for kind, offset in kinds:
+        table = sinusoidal_positions(len(first), width, kind, offset)
         if np.abs(table - first).max() < TABLE_ROUNDING:
             found.say("positions", kind, side)
             found.say("position_offset", offset, side)
@@ -188,15 +191,15 @@ def _positions(
     codes = rows(probe.codes(keys))[0] if keys else None
     elements = None if codes is None else probe.elements(codes, keys)
     if elements is None:
-        kept = " and ".join(probe.leaves[key].names[0] for key in keys)
-        more = f", or a third table, made of {kept}" if keys else ""
+        made_of = " and ".join(probe.leaves[key].names[0] for key in keys)
+        more = f", or a third table, made of {made_of}" if keys else ""
         text = (
             f"positions that no config computes are added to the {side} embeddings"
             f"{_unusual(first)}{more}; with positions='learned', tables can hold what is added"
         )
         found.refuse(Unread(text, calls))
         return
-    leaf, width = probe.leaf_of(elements), elements.shape[1]
+    leaf = probe.leaf_of(elements)
     begin = probe.first[leaf.key]
     offset = int(elements[0, 0] - begin) // width
     table = begin + np.arange(math.prod(leaf.shape)).reshape(-1, width)
@@ -207,12 +210,6 @@ def _positions(
     found.say("position_offset", offset, side)
     found.say("max_length", len(table) - offset, leaf.names[0])
     found.place(f"{side}_positions/embedding", table)
-
-
-def _sinusoids(width: int) -> list[tuple[str, int]]:
-    """Return the kinds and offsets of the sinusoids that a config has."""
-    even = [(kind, 0) for kind in SINUSOIDS[:3]] if width % 2 == 0 else []
-    return even + [(SINUSOIDS[3], offset) for offset in range(MOST_OFFSET) if width > 3]
 
 
 def _unusual(first: np.ndarray) -> str:
@@ -264,7 +261,7 @@ def exact_numbers(probe: Probe, config: TransformerConfig) -> dict[int, np.ndarr
     constants = [key for key, array in probe.run.constants.items() if array.dtype.kind not in "iub"]
     found = {}
     for key in (*probe.leaves, *constants):
-        tensor = probe.replay.own[key]
+        tensor = probe.replay.known[key]
         shape, size = tuple(tensor.shape), tensor.numel()
         near = [
             exact

@@ -75,7 +75,7 @@ class Probe:
         self.first: dict[int, int] = {}
         self.size = 0
         for leaf in self.run.leaves:
-            if replay.own[leaf.key].is_floating_point():
+            if replay.known[leaf.key].is_floating_point():
                 self.leaves[leaf.key], self.first[leaf.key] = leaf, self.size
                 self.size += math.prod(leaf.shape)
         self.kind = np.int32 if self.size < 2**31 else np.int64
@@ -132,23 +132,23 @@ class Probe:
         self, starts: Sequence[Point], end: Point, weights: Mapping[int, np.ndarray], x: np.ndarray
     ) -> np.ndarray:
         """Return the numbers at `end` for a vector at `starts`, with zeros around it."""
-        given, used = dict(weights), 0
+        values, used = dict(weights), 0
         for key, places in starts:
-            array = given[key] if used and key in given else np.zeros(self.run.shapes[key])
+            array = values[key] if used and key in values else np.zeros(self.run.shapes[key])
             array.flat[places] = x[used : used + len(places)]
-            given[key] = array
+            values[key] = array
             used += len(places)
-        return self.replay.value(end.key, given).flat[end.places]
+        return self.replay.value(end.key, values).flat[end.places]
 
     def reached(self, start: Point, end: int) -> Point:
         """Return the numbers of a value that depend on those of another one."""
-        given = self.drawn(self.weights([start.key], end))
+        drawn_weights = self.drawn(self.weights([start.key], end))
         everywhere = Point(end, np.arange(math.prod(self.run.shapes[end])))
         vectors = 0.1 * self.random.normal(size=(2, len(start.places)))
-        zero = self.output([start], everywhere, given, 0 * vectors[0])
+        zero = self.output([start], everywhere, drawn_weights, 0 * vectors[0])
         # Both signs: an activation may be flat on one side.
         signed = [*vectors, *-vectors]
-        changed = [self.output([start], everywhere, given, x) != zero for x in signed]
+        changed = [self.output([start], everywhere, drawn_weights, x) != zero for x in signed]
         return Point(end, np.flatnonzero(np.any(changed, 0)))
 
     def is_identity(self, start: int, end: int, counts: np.ndarray) -> bool:
@@ -168,9 +168,11 @@ class Probe:
 
     def is_affine(self, starts: Sequence[Point], end: Point) -> bool:
         """Return whether a slice is a matrix product and an addition, for any weights."""
-        given = self.drawn(self.weights([start.key for start in starts], end.key))
+        drawn_weights = self.drawn(self.weights([start.key for start in starts], end.key))
         x = self.random.normal(size=sum(len(start.places) for start in starts))
-        zero, one, minus, three = (self.output(starts, end, given, f * x) for f in (0, 1, -1, 3))
+        zero, one, minus, three = (
+            self.output(starts, end, drawn_weights, f * x) for f in (0, 1, -1, 3)
+        )
         odd, even = three - zero - 3 * (one - zero), one + minus - 2 * zero
         largest = max(np.abs(odd).max(initial=0), np.abs(even).max(initial=0))
         return bool(largest <= CLOSE * np.abs(one - zero).max(initial=1))
@@ -223,9 +225,9 @@ class Probe:
     ) -> bool:
         if kernel.min() < 0 or kernel.max() >= self.size:
             return False
-        given, x = self.drawn(keys), self.random.normal(size=len(kernel))
-        zero, one = (self.output(starts, end, given, f * x) for f in (0, 1))
-        expected = factor * (x @ self.numbers(kernel, given))
+        weights, x = self.drawn(keys), self.random.normal(size=len(kernel))
+        zero, one = (self.output(starts, end, weights, f * x) for f in (0, 1))
+        expected = factor * (x @ self.numbers(kernel, weights))
         return bool(np.abs(one - zero - expected).max() <= CLOSE * np.abs(expected).max())
 
     def numbers(self, elements: Elements, weights: Mapping[int, np.ndarray]) -> np.ndarray:

@@ -6,13 +6,13 @@ sublayers; between them are norms. No name of a module or of a weight is read.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from jax_transformer.porting.distances import read_bias, read_mask, twin
+from jax_transformer.porting.distances import Site, read_bias, read_mask, twin
 from jax_transformer.porting.embeddings import LookUp, find_look_up, read_embedding, read_tables
 from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
@@ -22,6 +22,7 @@ from jax_transformer.porting.recording import Call
 from jax_transformer.porting.sublayers import (
     Attention,
     Network,
+    affine_points,
     read_affine,
     read_attention,
     read_network,
@@ -36,28 +37,24 @@ PATTERNS = {
 }
 
 
-@dataclasses.dataclass
-class Sublayer:
+class Sublayer(NamedTuple):
     """A sublayer between two cuts of a stream: what it adds, and its norms.
 
     Attributes:
-        start: The first cut; `end` is behind the addition.
         join: The addition.
         kind: "self_attention", "cross_attention" or "feed_forward".
         before: The norm of its input; `behind` is that of what it adds.
-        after: The norms behind the addition.
         memory_norm: That of the memory which it reads.
+        after: The norms behind the addition.
         added: Elements of a vector that is added behind the addition.
     """
 
-    start: int
-    end: int
     join: Call
     kind: str
     read: Attention | Network
     before: Norm | None
     behind: Norm | None
-    memory_norm: Norm | None = None
+    memory_norm: Norm | None
     after: Sequence[Norm] = ()
     added: Elements | None = None
 
@@ -115,22 +112,31 @@ class _Reader:
             raise Unread(f"the {stack} has no sublayer that is added to its input", calls)
         side, tokens = SIDES[stack], self.tokens[stack]
         place = read_embedding(self.found, self.probe, side, look_up, chains[0], tokens)
-        self._only_norm(f"{side}_embedding_norm", chains[0][place:], stack)
+        try:
+            norm = self._norm_between(chains[0][place], chains[0][-1], stack)
+            self.found.say("embedding_norm", norm is not None, f"{side}_embedding_norm")
+            if norm:
+                self.found.norm(f"{side}_embedding_norm", norm)
+        except Unread as error:
+            self.found.refuse(error)
         ends = [*chains[1:-1], self._streams(chains[-1])]
         sublayers: list[Sublayer] = []
         for (start, end), chain in zip(spans, ends, strict=True):
-            added, rest = self._shifted(chain)
-            norms, place = self._leading_norms(rest, stack)
+            tail, added = chain, None
+            if len(chain) > 1 and self.graph.changing(chain[:1], chain[1:2]):
+                added = self.probe.shift(chain[0], chain[1])
+                tail = chain if added is None else chain[1:]
+            norms, place = self._leading_norms(tail, stack)
             try:
                 if stack == "encoder" or chain is not ends[-1]:
-                    self._check_rest(rest[place:], stack)
+                    self._check_rest(tail[place:], stack)
                 sublayer = self._sublayer(stack, start, end, memory)
-                sublayers.append(dataclasses.replace(sublayer, after=norms, added=added))
+                sublayers.append(sublayer._replace(after=norms, added=added))
             except Unread as error:
                 self.found.refuse(error)
         if len(sublayers) == len(spans):
             self._layers(stack, sublayers)
-        return rest[place]
+        return tail[place]
 
     def _streams(self, cuts: Sequence[int]) -> list[int]:
         """Return the cuts up to the last one in the shape of a stream: [B, L, D] or [L, B, D]."""
@@ -138,14 +144,6 @@ class _Reader:
         shapes = shape, (*shape[1::-1], *shape[2:])
         last = max(n for n, cut in enumerate(cuts) if self.run.shapes[cut] in shapes)
         return [*cuts[: last + 1]]
-
-    def _shifted(self, cuts: Sequence[int]) -> tuple[Elements | None, Sequence[int]]:
-        """Return a vector of weights that is added at the beginning of a chain, and the rest."""
-        if len(cuts) > 1 and self.graph.changing(cuts[:1], cuts[1:2]):
-            added = self.probe.shift(cuts[0], cuts[1])
-            if added is not None:
-                return added, cuts[1:]
-        return None, cuts
 
     def _leading_norms(self, cuts: Sequence[int], stack: str) -> tuple[list[Norm], int]:
         """Return the norms at the beginning of a chain of cuts, and the place behind them.
@@ -183,17 +181,6 @@ class _Reader:
             raise Unread("several norms follow each other", self.graph.changing([start], [end]))
         return norms[0] if norms else None
 
-    def _only_norm(self, path: str, cuts: Sequence[int], stack: str) -> None:
-        """Read the norm of embeddings."""
-        try:
-            norm = self._norm_between(cuts[0], cuts[-1], stack)
-        except Unread as error:
-            self.found.refuse(error)
-            return
-        self.found.say("embedding_norm", norm is not None, path)
-        if norm:
-            self.found.norm(path, norm)
-
     # Sublayers
 
     def _sublayer(self, stack: str, start: int, end: int, memory: int | None) -> Sublayer:
@@ -216,20 +203,20 @@ class _Reader:
         products = self.graph.products([start], sides[1:])
         dynamic = [call for call in products if len({*call.inputs} & self.dynamic) > 1]
         if dynamic:
-            found = self._attention(stack, start, sides[1], join, dynamic, memory)
+            kind, begin, key_from = self._attention_inputs(start, sides[1], dynamic, memory)
+            read, last = read_attention(self.probe, dynamic, begin, key_from, sides[1])
         else:
-            begin = self._input(start, sides[1], products)
+            kind, begin = "feed_forward", self._input(start, sides[1], products)
             read, last = read_network(self.probe, begin, sides[1])
-            found = Sublayer(
-                start=start,
-                end=end,
-                join=join,
-                kind="feed_forward",
-                read=read,
-                before=self._norm_between(start, begin, stack),
-                behind=self._norm_between(last, sides[1], stack),
-            )
-        return dataclasses.replace(found, end=end)
+        crossing = kind == "cross_attention"
+        return Sublayer(
+            join=join,
+            kind=kind,
+            read=read,
+            before=self._norm_between(start, begin, stack),
+            behind=self._norm_between(last, sides[1], stack),
+            memory_norm=self._norm_between(memory, key_from, "encoder") if crossing else None,
+        )
 
     def _input(
         self, start: int, end: int, products: Sequence[Call], keys: Sequence[int] = ()
@@ -239,15 +226,10 @@ class _Reader:
         cuts = self.graph.cuts(start, keys or [end])
         return self._streams([cut for cut in cuts if cut < first])[-1]
 
-    def _attention(
-        self,
-        stack: str,
-        start: int,
-        end: int,
-        join: Call,
-        products: Sequence[Call],
-        memory: int | None,
-    ) -> Sublayer:
+    def _attention_inputs(
+        self, start: int, end: int, products: Sequence[Call], memory: int | None
+    ) -> tuple[str, int, int]:
+        """Return the kind of an attention, and the streams of its queries and of its keys."""
         graph = self.graph
         of_start, all_products = graph.after([start]), graph.products([start], [end])
         scores = scores_of(self.probe, products, [start] if memory is None else [start, memory])
@@ -264,23 +246,9 @@ class _Reader:
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])
-            kind, key_from, memory_norm = "self_attention", begin, None
-        else:
-            queries = [query for query, _ in operands]
-            begin = self._input(start, end, all_products, queries)
-            kind, key_from = "cross_attention", self._memory(memory, scores, ends, of_start)
-            memory_norm = self._norm_between(memory, key_from, "encoder")
-        read, last = read_attention(self.probe, products, begin, key_from, end)
-        return Sublayer(
-            start=start,
-            end=end,
-            join=join,
-            kind=kind,
-            read=read,
-            before=self._norm_between(start, begin, stack),
-            behind=self._norm_between(last, end, stack),
-            memory_norm=memory_norm,
-        )
+            return "self_attention", begin, begin
+        begin = self._input(start, end, all_products, [query for query, _ in operands])
+        return "cross_attention", begin, self._memory(memory, scores, ends, of_start)
 
     def _memory(
         self, memory: int | None, scores: Sequence[Call], ends: Sequence[int], of_start: set[int]
@@ -306,18 +274,18 @@ class _Reader:
     def _output(self, start: int, tables: tuple[Elements, Elements]) -> None:
         """Read the last product, and what becomes of the logits; tables are source and target."""
         probe, end = self.probe, self.run.output
-        at, affine = probe.first_position(start), []
+        at = probe.first_position(start)
         if not self.graph.products([start], [end]):
             if calls := self.graph.changing([start], [end]):
                 raise Unread("the hidden states are changed before they are returned", calls)
             self.found.say("output_projection", "none", "the output")
             self.found.say("output_bias", False, "the output")
             return
-        for cut in self.graph.cuts(start, [end])[1:]:
-            point = probe.reached(at, cut)
-            if not probe.is_affine([at], point):
-                break
-            affine += [point] if self.graph.products([start], [cut]) else []
+        affine = [
+            point
+            for point in affine_points(probe, at, end)
+            if self.graph.products([start], [point.key])
+        ]
         if not affine:
             raise Unread(
                 "the output projection is more than a product", unread_calls(probe, at, end)
@@ -328,9 +296,8 @@ class _Reader:
         calls = self.graph.changing([start], [point.key])
         scaled = abs(read.factor * len(read.kernel) ** 0.5 - 1) < 1e-6
         self.found.say("output_scale", "inverse_sqrt_d_model" if scaled else "none", "the output")
-        factors = {read.bias_factor} | (set() if scaled else {read.factor})
-        if read.bias is None:
-            factors = set() if scaled else {read.factor}
+        factors = [] if scaled else [read.factor]
+        factors += [] if read.bias is None else [read.bias_factor]
         if any(abs(factor - 1) > CLOSE for factor in factors):
             text = (
                 f"the logits are multiplied by {read.factor:.6g}: multiply the weight and the bias "
@@ -399,7 +366,7 @@ class _Reader:
                 for norm in norms:
                     found.norm(f"{stack}/norm", norm)
             if isinstance(sublayer.read, Attention):
-                self._attention_fields(stack, layer, path, sublayer, sublayer.read)
+                self._attention_fields(stack, layer, sublayer, sublayer.read)
             else:
                 self._network_fields(stack, path, sublayer, sublayer.read)
 
@@ -415,24 +382,22 @@ class _Reader:
         self.found.place(f"{path}/bias", affine.bias)
 
     def _attention_fields(
-        self, stack: str, layer: str, path: str, sublayer: Sublayer, read: Attention
+        self, stack: str, layer: str, sublayer: Sublayer, read: Attention
     ) -> None:
-        found, heads = self.found, len(read.heads[0])
-        width = read.query.kernel.shape[1] // heads
-        found.say(f"{stack} num_heads", heads, read.cores[0].calls[0])
-        found.say(
-            f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, read.cores[0].calls[0]
-        )
-        found.say("d_kv", width, read.cores[0].calls[0])
+        found, heads, path = self.found, len(read.heads[0]), f"{layer}/{sublayer.kind}"
+        scores, width = read.cores[0].calls[0], read.query.kernel.shape[1] // heads
+        found.say(f"{stack} num_heads", heads, scores)
+        found.say(f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, scores)
+        found.say("d_kv", width, scores)
         for name in ("query", "key"):  # their factors are in the divisor of the scores
             part = getattr(read, name)._replace(factor=1.0, bias_factor=1.0)
             self._product(f"{path}/{name}", part, "qkv_bias", sublayer.join)
         self._product(f"{path}/value", read.value, "qkv_bias", sublayer.join)
         output = self._with_added(read.output, sublayer.added)
         self._product(f"{path}/output", output, "attention_output_bias", sublayer.join)
-        found.say("attention_scale", float(f"{read.divisor**2:.12g}"), read.cores[0].calls[0])
-        found.say("attention_softcap", read.softcap, read.cores[0].calls[0])
-        found.say("query_key_norm", read.norms is not None, read.cores[0].calls[0])
+        found.say("attention_scale", float(f"{read.divisor**2:.12g}"), scores)
+        found.say("attention_softcap", read.softcap, scores)
+        found.say("query_key_norm", read.norms is not None, scores)
         for name, norm in zip(("query", "key"), read.norms or (), strict=False):
             found.norm(f"{path}/{name}_norm", norm)
         if sublayer.kind == "cross_attention":
@@ -443,15 +408,15 @@ class _Reader:
                 found.refuse(Unread("a cross-attention has rotary positions", read.cores[0].calls))
         else:
             found.rotary[stack].append(read.rotary)
-        probes = self.probe, self.longest
-        both = read, twin(self.run, self.longest.run, read)
         found.attentions.setdefault((stack, sublayer.kind), read)
+        far = twin(self.run, self.longest.run, read)
+        site = Site(stack=stack, layer=layer, kind=sublayer.kind, attention=read, far=far)
         try:
-            read_bias(found, probes, both, stack, sublayer.kind, layer)
+            read_bias(found, self.probe, self.longest, site)
         except Unread as error:
             found.refuse(error)
         try:
-            read_mask(found, probes, both, stack, sublayer.kind, self.tokens)
+            read_mask(found, self.probe, self.longest, site, self.tokens)
         except Unread as error:
             found.refuse(error, masks=True)
 

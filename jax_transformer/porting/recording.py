@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,43 +231,39 @@ def read_recording(path: str | os.PathLike) -> Recording:
 
 def _run(tensors: Mapping[str, np.ndarray]) -> Run:
     text = json.loads(tensors["program"].tobytes())
-    own = plain_names([name for leaf in text["leaves"] for name in leaf["names"]])
-    leaves = [
-        Leaf(
-            int(leaf["key"]),
-            tuple(own.get(name, name) for name in leaf["names"]),
-            tuple(leaf["shape"]),
-        )
-        for leaf in text["leaves"]
-    ]
-    constants = {int(key): array for key, array in tensors.items() if key.isdecimal()}
-    calls = _needed([_call(row) for row in text["calls"]], text["output"])
+    plain = plain_names([name for leaf in text["leaves"] for name in leaf["names"]])
+    # What the output does not depend on, for example a loss, is left out.
+    calls = needed_calls([_call(row) for row in text["calls"]], [text["output"]])
     values = {key for call in calls for key in (*call.outputs, *call.reads)}
-    parts = [
-        Part(path, kind, tuple(outs), tuple(key for key in ins if key in values))
-        for path, kind, outs, ins in text["parts"]
-        if values.issuperset(outs)
-    ]
     return Run(
         source=text["source"],
         target=text["target"],
         output=text["output"],
         logits=tensors["logits"],
-        calls=tuple(calls),
-        leaves=tuple(leaves),
-        constants=constants,
-        parts=tuple(parts),
+        calls=calls,
+        leaves=tuple(
+            Leaf(int(x["key"]), tuple(plain.get(n, n) for n in x["names"]), tuple(x["shape"]))
+            for x in text["leaves"]
+        ),
+        constants={int(key): array for key, array in tensors.items() if key.isdecimal()},
+        parts=tuple(
+            Part(path, kind, tuple(outputs), tuple(key for key in inputs if key in values))
+            for path, kind, outputs, inputs in text["parts"]
+            if values.issuperset(outputs)
+        ),
     )
 
 
-def _needed(calls: list[Call], output: int) -> list[Call]:
-    """Return the calls without those that the output does not depend on, for example of a loss."""
-    needed, kept = {output}, []
+def needed_calls(
+    calls: Sequence[Call], keys: Iterable[int], known: Container[int] = ()
+) -> tuple[Call, ...]:
+    """Return those of some calls that compute `keys`, in order, where `known` are there already."""
+    needed, found = {key for key in keys if key not in known}, []
     for call in reversed(calls):
         if not needed.isdisjoint(call.outputs):
-            needed.update(call.reads)
-            kept.append(call)
-    return kept[::-1]
+            needed.update(key for key in call.reads if key not in known)
+            found.append(call)
+    return tuple(reversed(found))
 
 
 def _call(row: list[Any]) -> Call:
@@ -305,8 +301,8 @@ def _covers(old: list[Any], new: list[Any]) -> bool:
     for offset, shape, strides in (old, new):
         if math.prod(shape) > MOST_NUMBERS:
             raise ValueError(f"an alias of shape {shape}")
-        own = np.array([offset])
+        inside = np.array([offset])
         for length, stride in zip(shape, strides, strict=True):
-            own = (own[:, None] + stride * np.arange(length)).reshape(-1)
-        places.append(own)
+            inside = (inside[:, None] + stride * np.arange(length)).reshape(-1)
+        places.append(inside)
     return bool(np.isin(places[0], places[1]).all())

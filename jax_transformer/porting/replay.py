@@ -5,18 +5,17 @@ Only operations of an allowed list are executed, and the size of each result is 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jax_transformer.errors import InputError, one_line, shorten
 from jax_transformer.porting.operations import ALLOWED, MOVES, OVERWRITE, RANDOM, SELECTING
-from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run
+from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run, needed_calls
 from jax_transformer.storage.weights.arrays import as_torch
 
 
@@ -50,9 +49,9 @@ def _check_run(run: Run, known: dict[str, list[Any]]) -> None:
             raise InputError(f"{call} has a result of more than {MOST_NUMBERS:,} numbers")
         if not sizes:  # a number of Python
             continue
-        given = [(made[key].shape, made[key].dtype) for key in call.reads]
+        inputs = [(made[key].shape, made[key].dtype) for key in call.reads]
         literals = re.sub(r"'value': \d+", "", f"{call.arguments} {call.keywords}")
-        signature = f"{call.operation} {given} {literals} {call.shapes}"
+        signature = f"{call.operation} {inputs} {literals} {call.shapes}"
         if signature not in known:
             known[signature] = _sizes(call, made)
         for key, shape, output in zip(call.outputs, call.shapes, known[signature], strict=True):
@@ -87,7 +86,7 @@ class Replay:
             InputError: A weight that the program read is missing, or has another shape.
         """
         self.run = run
-        self.own = {key: _tensor(array) for key, array in run.constants.items()}
+        self.known = {key: _tensor(array) for key, array in run.constants.items()}
         for leaf in run.leaves:
             name = next((name for name in leaf.names if name in tensors), None)
             if name is None or tuple(tensors[name].shape) != leaf.shape:
@@ -96,57 +95,61 @@ class Replay:
                     f"{leaf.names[0]} {list(leaf.shape)} of the recording {found} in the "
                     "checkpoint: give the weights with which the recording was made"
                 )
-            self.own[leaf.key] = _tensor(tensors[name])
-        self._plans: dict[Any, tuple[list[Call], set[int]]] = {}
+            self.known[leaf.key] = _tensor(tensors[name])
+        self._plans: dict[Any, tuple[list[tuple[Call, list[int]]], set[int | None]]] = {}
 
     def values(
-        self, keys: Iterable[int], given: Mapping[int, np.ndarray] | None = None
+        self, keys: Iterable[int], replaced: Mapping[int, np.ndarray] | None = None
     ) -> list[np.ndarray]:
-        """Return values by their keys, where those of `given` have other numbers.
+        """Return values by their keys, where those of `replaced` have other numbers.
 
-        Only what depends on them is executed; the rest is kept.
+        Only what depends on them is executed. What does not is computed once and stays.
         """
         import torch
 
-        changed = {key: torch.as_tensor(value) for key, value in (given or {}).items()}
+        changed = {key: torch.as_tensor(value) for key, value in (replaced or {}).items()}
         keys = tuple(keys)
         plan, affected = self._plan(keys, frozenset(changed))
-        both = ChainMap(changed, self.own)
-        with _float64_by_default():
-            self._complete({*keys, *(key for call in plan for key in call.reads)} - affected)
-            for call in plan:
-                for key, output in _results(call, both):
-                    changed.setdefault(key, output)  # what was given stays
+        both = ChainMap(changed, self.known)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # of numbers that operations make
+        try:
+            with torch.no_grad():
+                unaffected = {*keys, *(key for call, _ in plan for key in call.reads)} - affected
+                for call in needed_calls(self.run.calls, unaffected, self.known):
+                    self.known.update(_results(call, self.known))
+                for call, last_read in plan:
+                    for key, output in _results(call, both):
+                        changed.setdefault(key, output)  # what is replaced stays so
+                    for key in last_read:
+                        changed.pop(key, None)  # its memory is free
+        finally:
+            torch.set_default_dtype(before)
         return [_wide(both[key]).numpy() for key in keys]
 
-    def value(self, key: int, given: Mapping[int, np.ndarray] | None = None) -> np.ndarray:
+    def value(self, key: int, replaced: Mapping[int, np.ndarray] | None = None) -> np.ndarray:
         """Return one value; see `values`."""
-        return self.values([key], given)[0]
+        return self.values([key], replaced)[0]
 
-    def _plan(self, keys: tuple[int, ...], given: frozenset[int]) -> tuple[list[Call], set[int]]:
-        """Return the calls that compute `keys` anew, and all values that depend on `given`."""
-        if (keys, given) not in self._plans:
-            affected = set(given)
+    def _plan(
+        self, keys: tuple[int, ...], replaced: frozenset[int]
+    ) -> tuple[list[tuple[Call, list[int]]], set[int | None]]:
+        """Return the calls that compute `keys` anew, and all values that depend on `replaced`.
+
+        With each call stand the values that no later one reads.
+        """
+        if (keys, replaced) not in self._plans:
+            affected, changed = set[int | None](replaced), []
             for call in self.run.calls:
                 if not affected.isdisjoint(call.reads):
-                    affected.update(key for key in call.outputs if key is not None)
-            needed, plan = set(keys) - given, []
-            for call in reversed(self.run.calls):
-                if not needed.isdisjoint(call.outputs) and not affected.isdisjoint(call.reads):
-                    plan.append(call)
-                    needed.update(key for key in call.reads if key in affected and key not in given)
-            self._plans[keys, given] = plan[::-1], affected
-        return self._plans[keys, given]
-
-    def _complete(self, keys: set[int]) -> None:
-        """Compute values of the run itself that are not there yet."""
-        missing, plan = keys - self.own.keys(), []
-        for call in reversed(self.run.calls if missing else ()):
-            if not missing.isdisjoint(call.outputs):
-                plan.append(call)
-                missing.update(key for key in call.reads if key not in self.own)
-        for call in reversed(plan):
-            self.own.update(_results(call, self.own))
+                    affected.update(call.outputs)
+                    changed.append(call)
+            plan, still_read = [], {*keys}
+            for call in reversed(needed_calls(changed, keys, replaced)):
+                plan.append((call, [key for key in call.reads if key not in still_read]))
+                still_read.update(call.reads)
+            self._plans[keys, replaced] = plan[::-1], affected
+        return self._plans[keys, replaced]
 
 
 def _tensor(array: Any) -> Any:
@@ -162,7 +165,6 @@ def _wide(value: Any) -> Any:
 
 
 def _results(call: Call, values: Mapping[int, Any]) -> list[tuple[int, Any]]:
-    """Return the outputs of an operation with their keys."""
     pairs = zip(call.outputs, _execute(call, values), strict=True)
     return [(key, output) for key, output in pairs if key is not None]
 
@@ -233,17 +235,3 @@ def _overwritten(old: Any, new: Any, *geometry: Sequence[Any]) -> Any:
     for view, values in zip(views, (old, new), strict=True):
         view.copy_(values)
     return views[0].clone()
-
-
-@contextlib.contextmanager
-def _float64_by_default() -> Iterator[None]:
-    """Let torch make new numbers in float64, and keep no gradients."""
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_default_dtype(before)

@@ -52,16 +52,16 @@ def layout_rows(
     owners: dict[int, list[str]] = defaultdict(list)
     several: dict[tuple[int, ...], str] = {}
     for path, places in elements.items():
-        found = np.unique(np.searchsorted(firsts, places.reshape(-1), "right") - 1)
-        if len(found) == 1:
-            owners[int(found[0])].append(path)
+        first, last = np.searchsorted(firsts, [places.min(), places.max()], "right") - 1
+        if first == last:
+            owners[int(first)].append(path)
         else:
+            found = np.unique(np.searchsorted(firsts, places.reshape(-1), "right") - 1)
             several[tuple(map(int, found))] = path
     rows = []
     for number, paths in owners.items():
         tensor = tensors[number]
-        own = {path: elements[path] for path in paths}
-        template = _row(tensor, own, config)
+        template = _row(tensor, {path: elements[path] for path in paths}, config)
         rows += [template._replace(foreign=name) for name in tensor.names]
     for numbers, path in several.items():
         rows += _head_rows([tensors[number] for number in numbers], path, elements[path], config)
@@ -87,11 +87,11 @@ class _Found(NamedTuple):
     zeros: bool = False
 
 
-def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig) -> _Found:
+def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConfig) -> _Found:
     """Return the row of one tensor that holds some parameters, by trying each kind of row."""
-    paths = sorted(own, key=lambda path: int(own[path].min()))
+    paths = sorted(placed, key=lambda path: int(placed[path].min()))
     kernels = [path for path in paths if not path.endswith(ONE_AXIS)]
-    copies = len(paths) > 1 and all(np.array_equal(own[p], own[paths[0]]) for p in paths)
+    copies = len(paths) > 1 and all(np.array_equal(placed[p], placed[paths[0]]) for p in paths)
     if copies and any(path.endswith("/kernel") for path in paths):
         raise InputError(
             f"{tensor.names[0]} is {' and '.join(kernels[:2])}: layers that share weights have no "
@@ -102,21 +102,26 @@ def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig)
     heads = config.num_heads
     if paths[0].startswith("encoder/"):
         heads = config.stack("encoder").num_heads
-    shapes = tuple(own[path].shape for path in paths)
-    for stack, operation in itertools.product(stacks, _operations(tensor.shape)):
+    shapes = tuple(placed[path].shape for path in paths)
+    axes = range(len(tensor.shape))
+    operations = [transpose, identity] if len(axes) > 1 else [identity]
+    operations += [
+        Operation(flipped, (*tensor.shape[:place], -1, *tensor.shape[place + 1 :]))
+        for place, flipped in itertools.product(axes, (True, False))
+    ]
+    for stack, operation in itertools.product(stacks, operations):
         try:
-            parts = tuple(operation.foreign_shape(shape, config) for shape in shapes)
             row = BoundRow(
-                tensor.names[0],
-                tuple(paths),
-                operation,
-                shapes,
-                parts,
+                foreign=tensor.names[0],
+                paths=tuple(paths),
+                operation=operation,
+                shapes=shapes,
+                parts=tuple(operation.foreign_shape(shape, config) for shape in shapes),
                 stack=stack,
                 num_heads=heads,
             )
             if row.shape == tensor.shape and np.array_equal(
-                row.write([own[path] for path in paths]), tensor.elements
+                row.write([placed[path] for path in paths]), tensor.elements
             ):
                 return _Found(tensor.names[0], tuple(paths), operation, stack)
         except (InputError, ValueError, ZeroDivisionError):
@@ -125,12 +130,6 @@ def _row(tensor: Tensor, own: Mapping[str, Elements], config: TransformerConfig)
         f"{tensor.names[0]} {list(tensor.shape)} holds {', '.join(paths)} in an order of axes that "
         f"no row of a layout has: {tensor.use}"
     )
-
-
-def _operations(shape: tuple[int, ...]) -> Iterator[Operation]:
-    yield from (transpose, identity) if len(shape) > 1 else (identity,)
-    for place, flipped in itertools.product(range(len(shape)), (True, False)):
-        yield Operation(flipped, (*shape[:place], -1, *shape[place + 1 :]))
 
 
 def _head_rows(
@@ -180,10 +179,8 @@ def _together(rows: Sequence[_Found]) -> Iterator[Row]:
         template = None
         if len(group) > 1 and numbered == list(range(len(group))):
             template = _counted([row.foreign for row in group], "{i}")
-        if template is None:
-            for row in group:
-                chosen = row.paths if len(row.paths) > 1 else row.paths[0]
-                yield Row(row.foreign, chosen, operation, zeros, stack=stack)
-        else:
-            chosen = paths if len(paths) > 1 else paths[0]
-            yield Row(template, chosen, operation, zeros, stack=stack)
+        chosen = (
+            [(row.foreign, row.paths) for row in group] if template is None else [(template, paths)]
+        )
+        for foreign, held in chosen:
+            yield Row(foreign, held, operation, zeros, stack=stack)

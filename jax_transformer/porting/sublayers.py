@@ -89,14 +89,20 @@ class Network(NamedTuple):
     activation: str
 
 
+def affine_points(probe: Probe, start: Point, end: int) -> list[Point]:
+    """Return the cuts of a slice up to which it is affine, from its start on."""
+    found = [start]
+    for cut in probe.graph.cuts(start.key, [end])[1:]:
+        point = probe.reached(start, cut)
+        if not probe.is_affine([start], point):
+            break
+        found.append(point)
+    return found
+
+
 def unread_calls(probe: Probe, start: Point, end: int) -> list[Call]:
     """Return the operations of a slice behind its longest affine part."""
-    last = start.key
-    for cut in probe.graph.cuts(start.key, [end])[1:]:
-        if not probe.is_affine([start], probe.reached(start, cut)):
-            break
-        last = cut
-    calls = probe.graph.changing([last], [end])
+    calls = probe.graph.changing([affine_points(probe, start, end)[-1].key], [end])
     return [call for call in calls if call.name not in PRODUCTS] or calls
 
 
@@ -141,8 +147,8 @@ def read_attention(
         raise Unread("queries or keys alone are normed", cores[0].calls[:1])
     width = query.kernel.shape[1] // len(heads[0])
     if value.kernel.shape[1] != width * len(heads[0]):
-        own = value.kernel.shape[1] // len(heads[0])
-        text = f"values of a head have {own} numbers, and its keys d_kv={width}"
+        value_width = value.kernel.shape[1] // len(heads[0])
+        text = f"values of a head have {value_width} numbers, and its keys d_kv={width}"
         raise Unread(text, cores[0].calls[2:])
     found = Attention(
         cores=cores,
@@ -171,11 +177,13 @@ def find_cores(probe: Probe, products: Sequence[Call], starts: Sequence[int]) ->
     scores = scores_of(probe, products, starts)
     for call in (call for call in products if call not in scores):
         inside = graph.before(call.inputs, starts)
-        own = [one for one in scores if one.outputs[0] in inside]
-        if len(own) != 1:
-            raise Unread(f"values are read by {len(own)} products of queries and keys", [call])
-        query, key = own[0].operands
-        product, (weights, value) = own[0].outputs[0], call.operands
+        its_scores = [one for one in scores if one.outputs[0] in inside]
+        if len(its_scores) != 1:
+            raise Unread(
+                f"values are read by {len(its_scores)} products of queries and keys", [call]
+            )
+        query, key = its_scores[0].operands
+        product, (weights, value) = its_scores[0].outputs[0], call.operands
         if weights not in graph.after([product]):
             raise Unread("values are multiplied from the other side", [call])
         logits, softmax = _softmax(probe, product, weights)
@@ -188,7 +196,7 @@ def find_cores(probe: Probe, products: Sequence[Call], starts: Sequence[int]) ->
                 weights=weights,
                 value=value,
                 read=call.outputs[0],
-                calls=(own[0], softmax, call),
+                calls=(its_scores[0], softmax, call),
             )
         )
     if not found:
@@ -234,7 +242,7 @@ def _projection(
     probe: Probe, cores: Sequence[Core], heads: Sequence[tuple[int, int]], name: str, start: int
 ) -> tuple[Affine, Norm | None]:
     """Return the elements of the queries, keys or values of all heads, and their norm."""
-    parts, norm = [], None
+    projections, norm = [], None
     begin = probe.first_position(start)
     for number, core in enumerate(cores):
         key = getattr(core, name)
@@ -246,18 +254,18 @@ def _projection(
             raise Unread(f"the {name} of a position is read at other ones", core.calls[:1])
         if not probe.is_affine([begin], end):
             end, norm = _head_norm(probe, begin, end, name)
-        parts.append(read_affine(probe, [begin], end, f"the {name} projection"))
-    first = parts[0]
+        projections.append(read_affine(probe, [begin], end, f"the {name} projection"))
+    first = projections[0]
     same = all(
         part.factor == first.factor and (part.bias is None) == (first.bias is None)
-        for part in parts
+        for part in projections
     )
     if not same or first.bias_factor != first.factor:
         raise Unread(f"heads or biases have other factors in the {name} projection", cores[0].calls)
     factor = first.factor * (norm.factor if norm else 1)
     return Affine(
-        kernel=np.concatenate([part.kernel for part in parts], 1),
-        bias=None if first.bias is None else np.concatenate([part.bias for part in parts]),
+        kernel=np.concatenate([part.kernel for part in projections], 1),
+        bias=None if first.bias is None else np.concatenate([part.bias for part in projections]),
         factor=factor,
         bias_factor=factor,
     ), norm
@@ -300,8 +308,8 @@ def _scores(probe: Probe, core: Core) -> tuple[float, float | None]:
     unread = Unread("scores are changed before their softmax", before[1:] or core.calls[:1])
 
     def logits(scale: float) -> np.ndarray:
-        given = table | {core.query: scale * query, core.key: key}
-        return probe.replay.value(core.logits, given).reshape(-1)
+        values = table | {core.query: scale * query, core.key: key}
+        return probe.replay.value(core.logits, values).reshape(-1)
 
     zero, product = logits(0.0), (query @ key).reshape(-1)
     seen = zero > HIDDEN
@@ -343,8 +351,8 @@ def _rotary(probe: Probe, core: Core, n: int, query_from: int, key_from: int) ->
     for key, start in ((core.query, query_from), (core.key, key_from)):
         shape = probe.run.shapes[start]
         same = np.broadcast_to(probe.random.normal(size=shape[-1]), shape).copy()
-        given = probe.drawn(probe.weights([start], key)) | {start: same}
-        value = probe.replay.value(key, given).reshape(_three(probe.run.shapes[key]))[n]
+        values = probe.drawn(probe.weights([start], key)) | {start: same}
+        value = probe.replay.value(key, values).reshape(_three(probe.run.shapes[key]))[n]
         rows = value.T if key == core.key else value
         if np.abs(rows - rows[:1]).max() <= CLOSE * np.abs(rows).max():
             found.append(None)
@@ -431,13 +439,7 @@ def read_network(probe: Probe, start: int, end: int) -> tuple[Network, int]:
 
 def _activated(probe: Probe, begin: Point, end: int) -> tuple[Affine, str]:
     """Return the affine part of a chain, and the function that is applied behind it."""
-    point = begin
-    for cut in probe.graph.cuts(begin.key, [end])[1:]:
-        reached = probe.reached(begin, cut)
-        if not probe.is_affine([begin], reached):
-            break
-        point = reached
-    whole = probe.reached(begin, end)
+    point, whole = affine_points(probe, begin, end)[-1], probe.reached(begin, end)
     size = len(point.places)
     if len(whole.places) == size:
         weights = probe.drawn(probe.weights([point.key], end))
@@ -471,21 +473,17 @@ def added_to_scores(probe: Probe, attention: Attention) -> tuple[Elements | None
     for core, n in ((attention.cores[c], n) for c, n in attention.heads[0]):
         keys = probe.weights([core.query, core.key], core.logits)
         zeros = {key: np.zeros(probe.run.shapes[key]) for key in (core.query, core.key)}
-        sets = probe.codes(keys), probe.same(keys, 0.0)
-        codes, rest = (
-            probe.replay.value(core.logits, weights | zeros).reshape(-1, *_plane(probe, core))[n]
-            for weights in sets
+        plane = _three(probe.run.shapes[core.product])[1:]
+        codes, without = (
+            probe.replay.value(core.logits, weights | zeros).reshape(-1, *plane)[n]
+            for weights in (probe.codes(keys), probe.same(keys, 0.0))
         )
-        seen = rest > HIDDEN
-        numbers.append(np.where(seen, rest, 0))
+        seen = without > HIDDEN
+        numbers.append(np.where(seen, without, 0))
         if keys:
-            found = probe.elements(np.where(seen, codes - rest, 2.0), keys)
+            found = probe.elements(np.where(seen, codes - without, 2.0), keys)
             if found is None:
                 calls = probe.graph.changing([core.product], [core.logits])
                 raise Unread("what is added to the scores is no table of weights", calls)
             elements.append(np.where(seen, found, -1))
     return np.stack(elements) if elements else None, np.stack(numbers)
-
-
-def _plane(probe: Probe, core: Core) -> tuple[int, ...]:
-    return _three(probe.run.shapes[core.product])[1:]

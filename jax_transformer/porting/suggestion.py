@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
+from jax_transformer.porting.layouts import layouts_of
 from jax_transformer.porting.probe import Probe
 from jax_transformer.porting.reading import read_run
 from jax_transformer.porting.recording import Recording
@@ -30,6 +32,7 @@ from jax_transformer.storage.weights.trained import plain_names
 USUAL_DISTANCE = 128  # of relative positions, where runs cannot tell
 USUAL_LENGTH = 512  # of texts, where no table bounds it
 MOST_ROUNDINGS = 1e5  # between a program's own precision and float64
+MOST_KINDS = 60  # of tensors: lines of what is shown before a program was recorded
 MOST_LISTED = 4096  # numbers of a tensor that is not read and comes home as it was
 # A projection without a bias beside others that have one has a bias of zeros.
 EITHER = ("qkv_bias", "attention_output_bias", "feed_forward_bias", "norm_bias")
@@ -114,12 +117,14 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
     except InputError as error:
         refused, other_masks = [*refused, str(error)], False
     if layout is not None:
-        params, _ = to_params(arrays, config, layout)
-        back, _ = to_tensors(params, config, layout, buffers=False)
+        # Nothing changes the weights: what is made of them are views.
+        params, _ = to_params(arrays, config, layout, leaf=lambda path, array: array)
+        back, _ = to_tensors(params, config, layout, buffers=False, copy=False)
         wrong = [
             f"{name} does not come back bit for bit"
-            for name in back
-            if name in arrays and not _same_bits(back[name], arrays[name])
+            for name, x in back.items()
+            if name in arrays
+            and (x.dtype != arrays[name].dtype or x.tobytes() != arrays[name].tobytes())
         ]
         del back
         found.elements.clear()  # as large as the weights
@@ -149,18 +154,19 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
 def _check_replay(probe: Probe, found: Findings) -> None:
     """Refuse a recording whose operations do not give what the program returned."""
     run = probe.run
-    logits, replayed = run.logits.astype(np.float64), probe.replay.value(run.output)
+    ids = {
+        run.source: run.src,
+        run.target: run.tgt,
+    }  # replaced, so that no value of the run is stored
+    logits, replayed = run.logits.astype(np.float64), probe.replay.value(run.output, ids)
     rows = np.isfinite(logits).all(-1) & np.isfinite(replayed).all(-1)
     error = np.abs(replayed - logits)[rows].max(initial=0) / np.abs(logits[rows]).max(initial=1)
     if error > MOST_ROUNDINGS * float(ml_dtypes.finfo(run.logits.dtype).eps):
-        text = f"the recorded operations give logits that are {error:.0e} from what the program"
-        found.refuse(
-            Unread(f"{text} returned: something outside of torch computes", run.calls[-1:])
+        text = (
+            f"the recorded operations give logits that are {error:.0e} from what the program "
+            "returned: something outside of torch computes"
         )
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        found.refuse(Unread(text, run.calls[-1:]))
 
 
 def to_config(found: Findings, pad_id: int, windows: Mapping[str, Any]) -> TransformerConfig:
@@ -178,15 +184,15 @@ def to_config(found: Findings, pad_id: int, windows: Mapping[str, Any]) -> Trans
             config[field] = found.one(field)
         elif " bias" in field:
             found.one(field)
-    for name in ("d_model", "num_heads", "num_kv_heads", "d_ff"):
-        own = found.one(f"encoder {name}")
-        config[name] = found.one(f"decoder {name}")
-        if own != config[name]:
-            config[f"encoder_{name}"] = own
-    for name in ("norm_placement", "final_norm"):
-        config[name], own = found.one(f"encoder {name}"), found.one(f"decoder {name}")
-        if own != config[name]:
-            config[f"decoder_{name}"] = own
+    # Sizes are the decoder's, norms the encoder's, unless the other stack has its own.
+    for usual, other, names in (
+        ("decoder", "encoder", ("d_model", "num_heads", "num_kv_heads", "d_ff")),
+        ("encoder", "decoder", ("norm_placement", "final_norm")),
+    ):
+        for name in names:
+            config[name], value = found.one(f"{usual} {name}"), found.one(f"{other} {name}")
+            if value != config[name]:
+                config[f"{other}_{name}"] = value
     for prefix in ("", "encoder_"):
         if config.get(f"{prefix}num_kv_heads") == config.get(f"{prefix}num_heads"):
             config[f"{prefix}num_kv_heads"] = None
@@ -237,7 +243,6 @@ def _relative_fields(found: Findings) -> dict[str, Any]:
 
 
 def _rotary_fields(found: Findings, head_dim: int) -> dict[str, Any]:
-    """Return the fields of rotary positions."""
     pairs = [
         pair
         for stack in STACKS
@@ -256,10 +261,12 @@ def _rotary_fields(found: Findings, head_dim: int) -> dict[str, Any]:
         "rotary_scaling": rotary.scaling,
         "rotary_fraction": rotary.columns / head_dim,
     }
-    for own in near - far:
-        fields["sliding_window_theta"] = own.theta
-        if own.scaling != 1 or own.columns != rotary.columns:
-            raise InputError(f"layers with a window have other rotary positions: {own}, {rotary}")
+    for windowed in near - far:
+        fields["sliding_window_theta"] = windowed.theta
+        if windowed.scaling != 1 or windowed.columns != rotary.columns:
+            raise InputError(
+                f"layers with a window have other rotary positions: {windowed}, {rotary}"
+            )
     return fields
 
 
@@ -282,7 +289,7 @@ def _window_fields(found: Findings) -> dict[str, Any]:
         sorted(sizes), (None, *sorted(patterns)), ("each_side", "split")
     ):
         fields = {"sliding_window": size, "sliding_window_pattern": pattern, "encoder_window": kind}
-        shape = TransformerConfig(**fields) if size else None
+        shape = TransformerConfig.from_dict(fields) if size else None
         if shape is not None and all(
             (shape.window_of(stack, n) or (None, 0 if stack == "decoder" else None)) == window
             for stack in STACKS
@@ -322,6 +329,33 @@ def to_layout(
             unread.append(name)
     if unread:
         raise InputError(f"the program does not read {', '.join(unread[:8])}: --drop leaves it out")
-    told = [name for name in Masks._fields if f"mask {name}" in found.values]
-    masks = Masks(**{name: found.one(f"mask {name}") for name in told})
+    told = (f"mask {name}" for name in Masks._fields)
+    masks = Masks._make(found.one(name) if name in found.values else True for name in told)
     return Layout("suggested", rows, tuple(buffers), unused=tuple(unused), masks=masks)
+
+
+def described(tensors: Mapping[str, Any]) -> str:
+    """Return the tensors of a checkpoint in words: those of all layers in one line.
+
+    Raises:
+        InputError: There are none.
+    """
+    if not tensors:
+        raise InputError("the checkpoint holds no tensors")
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault((re.sub(r"\d+", "{i}", name), tuple(tensor.shape)), []).append(name)
+    rows = [
+        (stem if len(names) > 1 else names[0], f"{len(names)} x {list(shape)}")
+        for (stem, shape), names in groups.items()
+    ]
+    width = max(len(name) for name, _ in rows[:MOST_KINDS])
+    lines = [f"{name:<{width}}  {size}" for name, size in rows[:MOST_KINDS]]
+    if len(rows) > MOST_KINDS:
+        lines.append(f"and {len(rows) - MOST_KINDS} more kinds")
+    count = sum(tensor.size for tensor in tensors.values())
+    lines.append(f"{len(tensors)} tensors with {count:,} numbers")
+    if known := layouts_of(tensors):
+        names = ", ".join(known)
+        lines.append(f"these are the names of the layout {names}: --layout {known[0]} reads them")
+    return "\n".join(lines)

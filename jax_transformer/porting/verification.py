@@ -34,7 +34,6 @@ EXACT = 1e-11  # an error of logits in float64
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 COMPARED = 2  # rows of a run
-SHORT = 64  # source tokens of runs that are one batch
 
 
 def verify(
@@ -93,9 +92,9 @@ def verify_recording(
     """
     probe = Probe(Replay(recording.runs[0], tensors))
     src, tgt = _fresh(probe, config, np.random.default_rng(0), padded=False)
-    seen = _given(probe, config, tgt)
+    looked_up = _looked_up(probe, config, tgt)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), dict(params))
-    ours = record_model(params, config, src, seen, layout.masks).blocks
+    ours = record_model(params, config, src, looked_up, layout.masks).blocks
     theirs = record_program(probe, config, src, tgt).blocks
     padded = both_logits([probe], params, config, layout.masks)[0]
     returned = _in_kind(ours["logits"].outputs[0], theirs["logits"].outputs[0])
@@ -128,13 +127,13 @@ def record_model(
     """
     double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
     inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
-    given = _masks(src, tgt, inside, config, masks)
+    run_masks = _masks(src, tgt, inside, config, masks)
     kinds: dict[str, str] = {}
 
     def run(params: Any, src: Any, tgt: Any, masks: Any) -> dict[str, tuple[list, list, dict]]:
         found: dict[str, tuple[list, list, dict]] = {}
 
-        def keep(name: str, part: Any, own: Mapping, inputs: Any, output: Any) -> Any:
+        def keep(name: str, part: Any, weights: Mapping, inputs: Any, output: Any) -> Any:
             arrays = [
                 [x for x in jax.tree.leaves(y) if hasattr(x, "dtype")] for y in (output, inputs)
             ]
@@ -142,7 +141,7 @@ def record_model(
                 return output  # nothing is dropped; that of an attention has its weights
             name = f"{name}#2" if name in found else name  # a table of both sides
             kinds[name] = type(part).__name__
-            found[name] = arrays[0], arrays[1], dict(own)
+            found[name] = arrays[0], arrays[1], dict(weights)
             return output
 
         with observed(Transformer(config), keep):
@@ -151,14 +150,14 @@ def record_model(
 
     with jax.enable_x64(double), jax.default_matmul_precision("highest"):
         params = jax.tree.map(jnp.asarray, dict(params))
-        found = jax.jit(run, compiler_options=QUICKLY)(params, src, tgt, given)
+        found = jax.jit(run, compiler_options=QUICKLY)(params, src, tgt, run_masks)
     blocks = {}
     for name in [*kinds, "logits"]:
-        outputs, inputs, own = jax.tree.map(np.asarray, found[name])
+        outputs, inputs, weights = jax.tree.map(np.asarray, found[name])
         if "_embedding" in name and config.embedding_scale == "sqrt_d_model":
             # A program may multiply behind its table.
             outputs.append(outputs[0] / outputs[0].shape[-1] ** 0.5)
-        blocks[name] = Block(kinds.get(name, ""), tuple(outputs), tuple(inputs), own)
+        blocks[name] = Block(kinds.get(name, ""), tuple(outputs), tuple(inputs), weights)
     return Record(blocks)
 
 
@@ -167,45 +166,39 @@ def record_program(
 ) -> Record:
     """Return what the modules of a recorded program compute of ids [B, S] and [B, T]."""
     run, blocks = probe.run, dict[str, Block]()
-    given = _inputs(probe, config, src, tgt)
-    weights = {leaf.names[0]: probe.replay.own[key].numpy() for key, leaf in probe.leaves.items()}
+    inputs_of_run = _inputs(probe, config, src, tgt)
+    all_weights = {
+        leaf.names[0]: probe.replay.known[key].numpy() for key, leaf in probe.leaves.items()
+    }
+    # Values between modules, for example embeddings times sqrt(d_model), are no output of a module.
+    between = [k for call in run.calls for k in call.outputs if len(run.shapes.get(k, ())) == 3]
     keys = [key for part in run.parts for key in (*part.outputs, *part.inputs)]
-    values = dict(zip(keys, probe.replay.values(keys, given), strict=True))
+    keys += [*between, run.output]
+    values = dict(zip(keys, probe.replay.values(keys, inputs_of_run), strict=True))
     for part in run.parts:
         calls = sum(name.partition("#")[0] == part.path for name in blocks)
-        own = {
+        weights = {
             name.removeprefix(f"{part.path}."): array
-            for name, array in weights.items()
+            for name, array in all_weights.items()
             if part.path and name.rpartition(".")[0] == part.path
         }
         outputs, inputs = ([values[key] for key in ends] for ends in (part.outputs, part.inputs))
         if outputs and outputs[0].dtype.kind == "f":
             name = f"{part.path}#{calls + 1}" if calls else part.path
-            blocks[name] = Block(part.kind, tuple(outputs), tuple(inputs), own)
-    # Values between modules, for example embeddings times sqrt(d_model), are no output of a module.
-    between = [k for call in run.calls for k in call.outputs if len(run.shapes.get(k, ())) == 3]
+            blocks[name] = Block(part.kind, tuple(outputs), tuple(inputs), weights)
     whole = blocks.get("", Block("Module", (values[run.output],)))
-    blocks[""] = whole._replace(inputs=tuple(probe.replay.values(between, given)))
-    logits = _logits(probe.replay.value(run.output, given), *tgt.shape)
+    blocks[""] = whole._replace(inputs=tuple(values[key] for key in between))
+    logits = _program_logits(probe, config, src, tgt)
     return Record(blocks | {"logits": Block("", (logits,))})
 
 
 def compare_runs(
     probes: Sequence[Probe], params: Any, config: TransformerConfig, masks: Masks
 ) -> dict[tuple[int, int], float]:
-    """Return max|ours - theirs| / max(1, max|theirs|) of the logits, by the lengths of each run.
-
-    See `both_logits`.
-    """
-    errors = {}
-    for probe, (ours, theirs) in zip(
-        probes, both_logits(probes, params, config, masks), strict=True
-    ):
-        lengths = probe.run.src.shape[1], probe.run.tgt.shape[1]
-        same = ours.shape == theirs.shape
-        size = max(1.0, np.abs(theirs).max())
-        errors[lengths] = float(np.abs(ours - theirs).max() / size) if same else math.inf
-    return errors
+    """Return the error of the logits, see `both_logits`, by the lengths of each run."""
+    both = both_logits(probes, params, config, masks)
+    lengths = [(probe.run.src.shape[1], probe.run.tgt.shape[1]) for probe in probes]
+    return {key: _error(ours, theirs) for key, (ours, theirs) in zip(lengths, both, strict=True)}
 
 
 def both_logits(
@@ -214,45 +207,26 @@ def both_logits(
     """Return the logits of the model in JAX and of each run, on fresh ids in float64: rows [N, V].
 
     Of two rows of each run the second one ends in padding; rows of padding do not count. Tables of
-    sinusoids that the program holds are computed anew: they may be rounded.
+    sinusoids that the program holds are computed anew: they may be rounded. In JAX all runs are one
+    batch, which compiles once: what is longer than a run is hidden.
     """
-    random, found = np.random.default_rng(1), dict[int, tuple[np.ndarray, np.ndarray]]()
-    runs = []
+    random, runs = np.random.default_rng(1), []
     for probe in probes:
         src, tgt = _fresh(probe, config, random)
-        output = probe.replay.value(probe.run.output, _inputs(probe, config, src, tgt))
-        theirs = _logits(output, *tgt.shape)
-        runs.append((src[:COMPARED], _given(probe, config, tgt)[:COMPARED], theirs[:COMPARED]))
-    # Short runs are one batch, compiled once; the longest one is another.
-    for long in (False, True):
-        group = [n for n, run in enumerate(runs) if (run[0].shape[1] > SHORT) == long]
-        if group:
-            sides = [[runs[n][side] for n in group] for side in (0, 1)]
-            ours = _logits_of_all(params, config, masks, sides[0], sides[1])
-            for n, logits in zip(group, ours, strict=True):
-                tgt, theirs = runs[n][1:]
-                counts = (tgt != config.pad_id) | (np.arange(tgt.shape[1]) == 0)
-                found[n] = _in_kind(logits[counts], theirs[counts])
-    return [found[n] for n in range(len(runs))]
-
-
-def _logits_of_all(
-    params: Any,
-    config: TransformerConfig,
-    masks: Masks,
-    sources: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-) -> list[np.ndarray]:
-    """Return the logits [B, T, V] of batches of several lengths, which are computed as one."""
+        theirs = _program_logits(probe, config, src, tgt)
+        runs.append((src[:COMPARED], _looked_up(probe, config, tgt)[:COMPARED], theirs[:COMPARED]))
     joined, inside = [], []
-    for side in (sources, targets):
-        longest = max(ids.shape[1] for ids in side)
-        joined.append(np.concatenate([_padded(ids, longest, config.pad_id) for ids in side]))
-        inside.append(np.concatenate([_padded(np.ones_like(ids), longest, 0) for ids in side]) > 0)
-    given = _masks(joined[0], joined[1], inside, config, masks)
-    logits = _exact_logits(params, config, joined[0], joined[1], given)
-    parts = np.split(logits, np.cumsum([len(ids) for ids in targets])[:-1])
-    return [part[:, : ids.shape[1]] for part, ids in zip(parts, targets, strict=True)]
+    for sides in ([src for src, _, _ in runs], [tgt for _, tgt, _ in runs]):
+        longest = max(ids.shape[1] for ids in sides)
+        joined.append(np.concatenate([_padded(ids, longest, config.pad_id) for ids in sides]))
+        inside.append(np.concatenate([_padded(np.ones_like(ids), longest, 0) for ids in sides]) > 0)
+    run_masks = _masks(joined[0], joined[1], inside, config, masks)
+    logits = _exact_logits(params, config, joined[0], joined[1], run_masks)
+    ends, found = np.cumsum([len(tgt) for _, tgt, _ in runs]), []
+    for (_, tgt, theirs), ours in zip(runs, np.split(logits, ends[:-1]), strict=True):
+        counts = (tgt != config.pad_id) | (np.arange(tgt.shape[1]) == 0)
+        found.append(_in_kind(ours[:, : tgt.shape[1]][counts], theirs[counts]))
+    return found
 
 
 def compare_own_masks(
@@ -266,11 +240,19 @@ def compare_own_masks(
         ("decoder", "self_attention"),
     )
     masks = tuple(visible(probe, attentions[kind]) for kind in kinds)
-    tgt = _given(probe, config, run.tgt)
-    output = probe.replay.value(run.output, _inputs(probe, config, run.src, run.tgt))
-    logits = _exact_logits(params, config, run.src.astype(np.int32), tgt, masks)
+    tgt, theirs = (
+        _looked_up(probe, config, run.tgt),
+        _program_logits(probe, config, run.src, run.tgt),
+    )
+    ours = _exact_logits(params, config, run.src.astype(np.int32), tgt, masks)
     counts = masks[2].any((1, 3)) & (tgt != config.pad_id)
-    ours, theirs = _in_kind(logits[counts], _logits(output, *tgt.shape)[counts])
+    return _error(*_in_kind(ours[counts], theirs[counts]))
+
+
+def _error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return max|ours - theirs| / max(1, max|theirs|); infinity where their shapes differ."""
+    if ours.shape != theirs.shape:
+        return math.inf
     return float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
 
 
@@ -307,7 +289,7 @@ def _inputs(
     return exact | {probe.run.source: src, probe.run.target: tgt}
 
 
-def _given(probe: Probe, config: TransformerConfig, tgt: np.ndarray) -> np.ndarray:
+def _looked_up(probe: Probe, config: TransformerConfig, tgt: np.ndarray) -> np.ndarray:
     """Return the target ids as the program looks them up: it may put an id before them."""
     first = find_look_up(probe, probe.run.target, "target", config.pad_id).first
     shifted = tgt if first is None else np.concatenate([tgt[:, :1] * 0 + first, tgt[:, :-1]], 1)
@@ -320,10 +302,9 @@ def _fresh(
     """Return random ids [B, S] and [B, T]; all rows but the first one may end in padding."""
     sizes = config.src_vocab_size, config.tgt_vocab_size
     sides = []
-    for given, size in zip((probe.run.src, probe.run.tgt), sizes, strict=True):
-        rows, length = given.shape
-        ids = random.integers(0, size - 1, given.shape, np.int32)
-        ids += ids >= config.pad_id
+    for recorded, size in zip((probe.run.src, probe.run.tgt), sizes, strict=True):
+        rows, length = recorded.shape
+        ids = _tokens(random, size, recorded.shape, config.pad_id)
         ends = random.integers(1, length + 1, rows) if padded else np.full(rows, length)
         ends[0] = length
         sides.append(np.where(np.arange(length) < ends[:, None], ids, np.int32(config.pad_id)))
@@ -335,8 +316,12 @@ def _padded(ids: np.ndarray, length: int, number: int) -> np.ndarray:
     return np.pad(ids, ((0, 0), (0, more)), constant_values=number).astype(np.int32)
 
 
-def _logits(output: np.ndarray, rows: int, length: int) -> np.ndarray:
+def _program_logits(
+    probe: Probe, config: TransformerConfig, src: np.ndarray, tgt: np.ndarray
+) -> np.ndarray:
     """Return logits [B, T, V] of a program that returns [B, T, V], [T, B, V] or [B T, V]."""
+    output = probe.replay.value(probe.run.output, _inputs(probe, config, src, tgt))
+    rows, length = tgt.shape
     if output.shape[:2] == (length, rows) and length != rows:
         return output.swapaxes(0, 1)
     return output.reshape(rows, length, -1)
@@ -380,6 +365,12 @@ def _random_inputs(
         if config.token_embeddings == "none":
             inputs.append(random.normal(size=(ROWS, length, config.d_model)).astype(dtype))
         else:
-            ids = random.integers(0, size - 1, (ROWS, length), np.int32)
-            inputs.append(ids + (ids >= config.pad_id))
+            inputs.append(_tokens(random, size, (ROWS, length), config.pad_id))
     return inputs[0], inputs[1]
+
+
+def _tokens(
+    random: np.random.Generator, size: int, shape: tuple[int, ...], pad_id: int
+) -> np.ndarray:
+    ids = random.integers(0, size - 1, shape, np.int32)
+    return ids + (ids >= pad_id)  # no token is padding

@@ -9,23 +9,18 @@ import torch
 from jax_transformer import convert
 from jax_transformer.porting import program
 from jax_transformer.storage import weights as files
-from tests.convert.foreign import randomized
-from tests.porting.foreign_models import MODELS
-from tests.porting.public_models import PAD, SHAPES, VOCABULARIES
+from tests.porting.models import SHAPES
 from tests.porting.recorded import write
-
-SIZES = {"letters": (0, (59, 67)), "linear_bias": (PAD, VOCABULARIES)}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with the weights and recordings of a model that fits and of another one."""
     folder = tmp_path_factory.mktemp("models")
-    modules = {"letters": MODELS["letters"].module()}
-    modules["linear_bias"] = randomized(SHAPES["linear_bias"].build()).eval()
-    for name, module in modules.items():
+    for name in ("letters", "linear_bias"):
+        module = SHAPES[name].module()
         files.write(folder / f"{name}.safetensors", module.state_dict())
-        write(module, folder / f"{name}.pt", *SIZES[name], lengths="[(7, 5)]")
+        write(module, folder / f"{name}.pt", lengths="[(7, 5)]")
     return folder
 
 
@@ -37,7 +32,7 @@ def _elsewhere(tmp_path, monkeypatch):
 def test_without_a_recording_it_prints_shapes_and_the_program(folder, run, tmp_path):
     code, printed = run("suggest", str(folder / "letters.safetensors"))
     assert code == 0
-    assert re.search(r"enc_layers\.{i}\.s\.a\.weight +3 x \[42, 42\]", printed)
+    assert re.search(r"readers\.{i}\.mixers\.{i}\.ask\.weight +3 x \[42, 42\]", printed)
     assert printed.endswith(f"suggest ... --against recorded.pt\n\n{program()}\n")
     assert not list(tmp_path.iterdir())
 

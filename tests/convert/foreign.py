@@ -86,16 +86,19 @@ class Table(nn.Module):
 class Attention(nn.Module):
     """Four full projections under the given names."""
 
-    def __init__(self, config, names, bias=True):
+    def __init__(self, width, heads, names, bias=True):
         super().__init__()
-        self.heads, self.names = config.num_heads, names
+        self.heads, self.names = heads, names
         for name in names:
-            self.add_module(name, nn.Linear(config.d_model, config.d_model, bias=bias))
+            self.add_module(name, nn.Linear(width, width, bias=bias))
 
-    def forward(self, query, key, value, mask):
-        q, k, v, output = (getattr(self, name) for name in self.names)
-        q, k, v = (split(f(x), self.heads) for f, x in ((q, query), (k, key), (v, value)))
-        return output(merge(attend(q, k, v, mask)))
+    def projections(self):
+        return [getattr(self, name) for name in self.names]
+
+    def forward(self, x, memory, mask):
+        query, key, value, output = self.projections()
+        heads = (split(part, self.heads) for part in (query(x), key(memory), value(memory)))
+        return output(merge(attend(*heads, mask)))
 
 
 class TwoLayers(nn.Module):
@@ -223,17 +226,17 @@ class Residual(nn.Module):
 class ResidualLayer(nn.Module):
     def __init__(self, config, norm, projections, feed_forward, decoder):
         super().__init__()
-        self.self_attention_block = Attention(config, projections)
+        self.self_attention_block = Attention(config.d_model, config.num_heads, projections)
         if decoder:
-            self.cross_attention_block = Attention(config, projections)
+            self.cross_attention_block = Attention(config.d_model, config.num_heads, projections)
         self.feed_forward_block = TwoLayers(config, feed_forward)
         self.residual_connections = nn.ModuleList(Residual(norm()) for _ in range(2 + decoder))
 
     def forward(self, x, mask, memory=None, memory_mask=None):
         first, *middle, last = self.residual_connections
-        x = first(x, lambda x: self.self_attention_block(x, x, x, mask))
+        x = first(x, lambda x: self.self_attention_block(x, x, mask))
         for residual in middle:
-            x = residual(x, lambda x: self.cross_attention_block(x, memory, memory, memory_mask))
+            x = residual(x, lambda x: self.cross_attention_block(x, memory, memory_mask))
         return last(x, self.feed_forward_block)
 
 
@@ -313,20 +316,20 @@ class MemoryNormLayer(nn.Module):
     def __init__(self, config, decoder):
         super().__init__()
         names = ("W_q", "W_k", "W_v", "W_o")
-        self.self_attention = Attention(config, names, bias=False)
+        self.self_attention = Attention(config.d_model, config.num_heads, names, bias=False)
         if decoder:
-            self.encoder_attention = Attention(config, names, bias=False)
+            self.encoder_attention = Attention(config.d_model, config.num_heads, names, bias=False)
         self.feedforward = TwoLayers(config, ("W_1", "W_2"))
         for number in range(1, 5 if decoder else 3):
             self.add_module(f"norm{number}", StdNorm(config.d_model, 1e-5, "gamma", "beta"))
 
     def forward(self, x, mask, memory=None, memory_mask=None):
         y = self.norm1(x)
-        x = x + self.self_attention(y, y, y, mask)
+        x = x + self.self_attention(y, y, mask)
         if memory is None:
             return x + self.feedforward(self.norm2(x))
         y, memory = self.norm2(x), self.norm3(memory)
-        x = x + self.encoder_attention(y, memory, memory, memory_mask)
+        x = x + self.encoder_attention(y, memory, memory_mask)
         return x + self.feedforward(self.norm4(x))
 
 

@@ -18,7 +18,7 @@ from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.transfer import to_params
 from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import read_initial_model
-from tests.convert.families.bart_lineage import both_sides, ids
+from tests.convert.families.bart_lineage import activated, both_sides, ids
 from tests.convert.families.case import (
     foreign_model,
     foreign_results,
@@ -168,10 +168,8 @@ def test_generation_defaults_of_a_folder_without_an_origin(bart):
 
 def test_config_of_an_older_transformers_is_read():
     """The keys that config.json of opus-mt models had in 2020, before some of today's."""
-    sizes = {"vocab_size": 58_101, "d_model": 512, "max_position_embeddings": 512}
-    sizes |= {"encoder_layers": 6, "decoder_layers": 6, "activation_function": "swish"}
-    widths = both_sides(heads=8, d_ff=2048, **sizes, **ids(pad=58_100, eos=0))
-    values = transformers.MarianConfig(**widths).to_dict()
+    values = both_sides((58_101, 512, 8, 2048, 6, 6, 512)) | ids(pad=58_100, eos=0)
+    values = transformers.MarianConfig(**values | activated("swish")).to_dict()
     for key in ("decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"):
         del values[key]
     values |= {

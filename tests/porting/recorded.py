@@ -9,6 +9,7 @@ import torch
 
 from jax_transformer import convert
 from jax_transformer.porting import program, read_recording
+from jax_transformer.storage.weights.trained import plain_names
 
 SHORT = "[(17, 13), (5, 9)]"  # source and target tokens of two runs
 CALL = re.compile(r"def call\(.*?\n\n\n", re.DOTALL)
@@ -28,15 +29,15 @@ def edited(pad_id, sizes, call="", lengths=SHORT, changes=()):
     return text
 
 
-def write(module, path, pad_id, sizes, **edits):
-    """Execute the printed program, which writes the recording."""
-    text = edited(pad_id, sizes, **edits)
+def write(module, path, pad_id=None, sizes=None, **edits):
+    """Execute the printed program, which writes the recording; a module may know both itself."""
+    text = edited(module.pad if pad_id is None else pad_id, sizes or module.vocabularies, **edits)
     text = text.replace("\nrecord_all()\n", f"\nrecord_all({str(path)!r})\n")
     torch.manual_seed(0)
     exec(compile(text, "program.py", "exec"), {"model": module})
 
 
-def record(module, pad_id, sizes, **edits):
+def record(module, pad_id=None, sizes=None, **edits):
     """Return what `read_recording` reads of the file that the program writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "recorded.pt")
@@ -44,9 +45,11 @@ def record(module, pad_id, sizes, **edits):
         return read_recording(path)
 
 
-def tensors_of(module):
-    """Return the weights and buffers by name."""
-    return {name: tensor.numpy().copy() for name, tensor in module.state_dict().items()}
+def tensors_of(module, dropped=()):
+    """Return the weights and buffers by the names that `weight_files.read_trained` gives them."""
+    tensors = {name: x for name, x in module.state_dict().items() if name not in dropped}
+    names = plain_names(tensors)
+    return {names[name]: x.numpy().copy() for name, x in tensors.items() if name in names}
 
 
 def check_home(tensors, suggestion):

@@ -11,7 +11,7 @@ from jax_transformer import convert
 from jax_transformer.porting import suggest, verification, verify_recording
 from tests.convert.foreign import MODELS, randomized
 from tests.models import random_params, small_config
-from tests.porting import foreign_models
+from tests.porting.models import SHAPES
 from tests.porting.recorded import check_home, record, tensors_of
 from tests.tiers import tiered
 
@@ -73,8 +73,8 @@ def test_the_first_differing_block_is_marked(name, monkeypatch):
 @pytest.fixture(scope="module")
 def clones():
     """A program by its weights, its recording, and what is found of both."""
-    module = foreign_models.MODELS["clones"].module()
-    tensors, recording = tensors_of(module), record(module, 0, (31, 37), lengths="[(7, 5)]")
+    module = SHAPES["clones"].module()
+    tensors, recording = tensors_of(module), record(module, lengths="[(7, 5)]")
     suggestion = suggest(tensors, recording)
     return tensors, recording, suggestion, check_home(tensors, suggestion)
 
@@ -85,7 +85,7 @@ def test_a_program_agrees_with_what_was_found(clones):
     assert result.agrees, result
     assert {pair.name for pair in result.blocks} >= {"logits", "logits beside padding"}
     pairs = {pair.b: pair.a for pair in result.blocks}
-    assert pairs["decoder.layers.1.parts.1"] == "decoder.layers_1.cross_attention"
+    assert pairs["writers.1.mixers.1"] == "decoder.layers_1.cross_attention"
 
 
 def square(params):
@@ -104,13 +104,13 @@ def hidden(**masks):
 
 # Fields of the config, a change of the layout or of the parameters, and the block that is named.
 PLANTED = {
-    "epsilon": ({"norm_epsilon": 1e-3}, None, None, r"encoder\.layers\.0\.norms\.0"),
-    "activation": ({"activation": "gelu"}, None, None, r"encoder\.layers\.0\.parts\.1\.1"),
-    "norm": ({"norm": "layer_norm"}, None, None, r"encoder\.layers\.0\.norms\.0"),
-    "transposed": ({}, None, square, r"decoder\.layers\.1\.parts\.1"),
-    "query and value": ({}, None, exchanged, r"encoder\.layers\.1\.parts\.0"),
+    "epsilon": ({"norm_epsilon": 1e-3}, None, None, r"readers\.0\.norms\.0"),
+    "activation": ({"activation": "gelu"}, None, None, r"readers\.0\.network\.activation"),
+    "norm": ({"norm": "layer_norm"}, None, None, r"readers\.0\.norms\.0"),
+    "transposed": ({}, None, square, r"writers\.1\.mixers\.1"),
+    "query and value": ({}, None, exchanged, r"readers\.1\.mixers\.0"),
     "source mask": ({}, hidden(encoder=False), None, "logits beside padding"),
-    "causal mask": ({}, hidden(causal=False), None, r"decoder\.layers\.0\.parts\.0"),
+    "causal mask": ({}, hidden(causal=False), None, r"writers\.0\.mixers\.0"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Model families of Hugging Face transformers: one file each, and one name each in `_FILES`.
+"""Model families of Hugging Face transformers: a file for each lineage, one value for each family.
 
 Whatever differs from family to family is in its `Family`; the reader of folders, the command line
 and the tests look it up here. A program can add its own: `FAMILIES[family.model_type] = family`.
@@ -6,30 +6,15 @@ and the tests look it up here. A program can add its own: `FAMILIES[family.model
 
 from collections.abc import Mapping
 
-from jax_transformer.convert.families import (
-    bart,
-    blenderbot,
-    indictrans,
-    m2m_100,
-    marian,
-    mbart,
-    mt5,
-    mvp,
-    pegasus,
-    plbart,
-    t5,
-    t5gemma,
-    t5gemma2,
-    umt5,
-)
+from jax_transformer.convert.families import bart_lineage, gemma_lineage, t5_lineage
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
-_FILES = (
-    *(marian, pegasus, bart, mbart, plbart, mvp, blenderbot, m2m_100, t5, mt5, umt5, indictrans),
-    *(t5gemma, t5gemma2),
-)
-FAMILIES: dict[str, Family] = {file.FAMILY.model_type: file.FAMILY for file in _FILES}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for lineage in (bart_lineage, t5_lineage, gemma_lineage)
+    for family in lineage.FAMILIES
+}
 _SOUND = (
     "audioflamingo3 glmasr granite_speech granite_speech_plus moss_transcribe_diarize "
     "musicflamingo nemo_speechlm omniasr qwen2_audio qwen3_asr speech_to_text speecht5 "

@@ -1,6 +1,7 @@
-"""What BART, Marian, Pegasus, M2M100 and others share: names of weights, most of config.json."""
+"""BART, Marian, Pegasus, M2M100 and others: names of weights, and config.json of each family."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from jax_transformer.convert.families.family import (
     Family,
     flag,
     generation,
+    generation_without_forced_end,
 )
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
+from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-SINUSOIDS = PositionTable(("length", "d_model"))
 FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "d_model": "d_model",
     "encoder_attention_heads": "num_heads",
@@ -41,12 +43,6 @@ WORDS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     "scale_embedding": flag("embedding_scale", "sqrt_d_model", "none"),
 }
 FIXED: Mapping[str, tuple[Any, ...]] = ENCODER_DECODER | {"tie_word_embeddings": (True,)}
-# Layerdrop skips whole layers in training, by chance.
-TRAINING_ONLY: Mapping[str, float] = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-# Without a start id, mBART and PLBart generate from BOS. In training, transformers moves the last
-# token of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token
-# is the config's `bos_id`.
-START_FROM_BOS = {"decoder_start_token_id": lambda values: values.get("bos_token_id")}
 
 
 def sizes(layers: int, heads: int, d_ff: int) -> dict[str, int]:
@@ -69,22 +65,6 @@ DEFAULTS: Mapping[str, Any] = {
     "pad_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def family(
-    model_type: str, architecture: str, preset: str, *, defaults: Mapping[str, Any], **others: Any
-) -> Family:
-    """Return a family with one table of tokens; the arguments replace the usual attributes."""
-    usual = {
-        "layout": layout(model_type),
-        "generation": generation,
-        "fields": {"vocab_size": ("src_vocab_size", "tgt_vocab_size"), **FIELDS},
-        "words": WORDS,
-        "fixed": FIXED,
-        "training_only": TRAINING_ONLY,
-        "full_name": full_name,
-    }
-    return Family(model_type, architecture, preset, defaults=DEFAULTS | defaults, **usual | others)
 
 
 def full_name(name: str) -> str:
@@ -137,3 +117,218 @@ def stack_rows(prefix: str) -> list[Row]:
         ]
         attentions["cross_attention"] = ("encoder_attn", "encoder_attn_layer_norm")
     return rows
+
+
+EXTRA_ROWS = 2  # of the table of M2M100 in transformers, whatever the id of padding is
+
+
+class _PositionTable(PositionTable):
+    """The table [max_length + 2, d_model] as older files hold it: padding has zeros."""
+
+    def __call__(self, config: TransformerConfig) -> np.ndarray:
+        table = super().__call__(config)
+        table[config.pad_id : config.pad_id + 1] = 0.0
+        return table
+
+    def rows(self, config: TransformerConfig) -> int:
+        return config.max_length + EXTRA_ROWS
+
+
+def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the row of the first token, after that of padding: padding is not counted."""
+    pad_id = fields["pad_id"]
+    if fields["bos_id"] == pad_id:
+        raise InputError(
+            f"config.json: decoder_start_token_id={pad_id} must differ from pad_token_id: the "
+            "positions of this family do not count padding"
+        )
+    return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
+
+
+SINUSOIDS, ROWS_OF_PADDING = (
+    table(("length", "d_model")) for table in (PositionTable, _PositionTable)
+)
+# Without a start id, mBART and PLBart generate from BOS. In training, transformers moves the last
+# token of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token
+# is the config's `bos_id`.
+START_FROM_BOS = {"decoder_start_token_id": lambda values: values.get("bos_token_id")}
+# Denoised text, summaries (Lewis et al. 2020).
+BART = Family(
+    model_type="bart",
+    architecture="BartForConditionalGeneration",
+    preset="bart",
+    layout=layout("bart"),
+    generation=generation,
+    fields={"vocab_size": ("src_vocab_size", "tgt_vocab_size"), **FIELDS},
+    words=WORDS,
+    fixed=FIXED,
+    # Layerdrop skips whole layers in training, by chance.
+    training_only={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    defaults=DEFAULTS | {"decoder_start_token_id": 2},
+    full_name=full_name,
+    tokenizer="RobertaTokenizer",
+)
+# Supervised text generation (Tang et al. 2023), without prompts.
+MVP = replace(
+    BART,
+    model_type="mvp",
+    architecture="MvpForConditionalGeneration",
+    layout=layout("mvp"),
+    fixed={**FIXED, "use_prompt": (False,)},  # prompts are further keys and values of attentions
+    defaults=DEFAULTS | {"vocab_size": 50_267, "decoder_start_token_id": 2},
+)
+# --8<-- [start:mbart]
+# Translation, 25 languages (Liu et al. 2020), and mBART-50.
+MBART = replace(
+    BART,
+    model_type="mbart",
+    architecture="MBartForConditionalGeneration",
+    preset="mbart",
+    layout=layout("mbart"),
+    defaults=DEFAULTS | {"bos_token_id": 0},
+    computed=START_FROM_BOS,
+    tokenizer="MBartTokenizer",
+)
+# --8<-- [end:mbart]
+# Programs and their descriptions (Ahmad et al. 2021).
+PLBART = replace(
+    BART,
+    model_type="plbart",
+    architecture="PLBartForConditionalGeneration",
+    layout=layout("plbart"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 50_005,
+        "d_model": 768,
+        **sizes(6, 12, 3072),
+        "scale_embedding": True,
+        "attention_dropout": 0.1,
+        "bos_token_id": 0,
+    },
+    computed=START_FROM_BOS,
+    tokenizer=None,
+)
+# Dialogue (Roller et al. 2021).
+BLENDERBOT = replace(
+    BART,
+    model_type="blenderbot",
+    architecture="BlenderbotForConditionalGeneration",
+    preset="blenderbot",
+    layout=layout("blenderbot"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 8008,
+        "d_model": 2560,
+        **sizes(2, 32, 10_240),
+        "decoder_layers": 24,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 1,
+    },
+    tokenizer="BlenderbotTokenizer",
+)
+# Summaries (Zhang et al. 2020).
+PEGASUS = replace(
+    BART,
+    model_type="pegasus",
+    architecture="PegasusForConditionalGeneration",
+    preset="pegasus",
+    layout=layout("pegasus", SINUSOIDS),
+    saves_buffers=True,
+    uses_stored_positions=True,
+    defaults=DEFAULTS | {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
+    tokenizer="PegasusTokenizer",
+)
+# The models of Marian, for example opus-mt (Junczys-Dowmunt et al. 2018).
+MARIAN = replace(
+    BART,
+    model_type="marian",
+    architecture="MarianMTModel",
+    preset="marian",
+    layout=layout("marian", SINUSOIDS),
+    # The decoder starts from padding, but must never generate it.
+    generation=lambda config: {"bad_words_ids": [[config.pad_id]], **generation(config)},
+    fields={
+        "vocab_size": "src_vocab_size",
+        "decoder_vocab_size": "tgt_vocab_size",
+        **FIELDS,
+    },
+    words={
+        **WORDS,
+        "share_encoder_decoder_embeddings": flag("token_embeddings", "shared", "separate"),
+    },
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 58_101,
+        "share_encoder_decoder_embeddings": True,
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), 58_100),
+        "eos_token_id": 0,
+    },
+    computed={"decoder_vocab_size": lambda values: values.get("vocab_size")},
+    uses_stored_positions=True,
+    tokenizer="MarianTokenizer",
+)
+# M2M100 (Fan et al. 2021) and the dense NLLB (2022) models.
+M2M100 = replace(
+    BART,
+    model_type="m2m_100",
+    architecture="M2M100ForConditionalGeneration",
+    preset="m2m100",
+    layout=layout("m2m_100", ROWS_OF_PADDING, "weights"),
+    generation=generation_without_forced_end,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 128_112,
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "attention_dropout": 0.1,
+        "decoder_start_token_id": 2,
+        "encoder_layerdrop": 0.05,
+        "decoder_layerdrop": 0.05,
+    },
+    implied=_position_offset,
+    tokenizer="M2M100Tokenizer",
+)
+# IndicTrans2, languages of India (Gala et al. 2023). Its class is code that comes with the
+# published weights: the layers of M2M100 with a norm of the embeddings, a table for each side, and
+# other names in config.json.
+_WIDTHS = dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), "d_model")
+_LENGTHS = dict.fromkeys(("max_source_positions", "max_target_positions"), "max_length")
+INDICTRANS = replace(
+    M2M100,
+    model_type="IndicTrans",
+    architecture="IndicTransForConditionalGeneration",
+    layout=layout("IndicTrans", ROWS_OF_PADDING, "weights"),
+    fields={
+        "encoder_vocab_size": "src_vocab_size",
+        "decoder_vocab_size": "tgt_vocab_size",
+        **_WIDTHS,
+        **_LENGTHS,
+        **{key: name for key, name in FIELDS.items() if name not in ("d_model", "max_length")},
+    },
+    words={
+        **WORDS,
+        "layernorm_embedding": flag("embedding_norm", True, False),
+        # As the published models; without this key the class norms after each addition.
+        "encoder_normalize_before": {True: {}},
+        "decoder_normalize_before": {True: {}},
+        "share_decoder_input_output_embed": {
+            True: {"token_embeddings": "separate", "output_projection": "tied"},
+            False: {"token_embeddings": "separate", "output_projection": "linear"},
+        },
+    },
+    fixed=ENCODER_DECODER,
+    defaults={
+        **DEFAULTS,
+        **dict.fromkeys(_WIDTHS, 512),
+        **dict.fromkeys(_LENGTHS, 210),
+        **sizes(6, 8, 2048),
+        "activation_function": "relu",
+        "scale_embedding": True,
+        **dict.fromkeys(("encoder_normalize_before", "decoder_normalize_before"), False),
+        **dict.fromkeys(("layernorm_embedding", "share_decoder_input_output_embed"), False),
+        "decoder_start_token_id": 2,
+    },
+    tokenizer=None,
+)
+FAMILIES = (MARIAN, PEGASUS, BART, MBART, PLBART, MVP, BLENDERBOT, M2M100, INDICTRANS)

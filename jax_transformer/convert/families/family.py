@@ -69,7 +69,7 @@ class Family:
         other_parts: Names, as in fnmatch, of tensors of parts of the model that this library lacks:
             they are not read.
         full_name: Returns the layout's name of a tensor, given its name in the base class (for
-            example BartModel, without an output); other names stay. None if the names are the same.
+            example BartModel, without an output); other names stay, and all names by default.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. If it
             is given, it decides, and not "tie_word_embeddings" of config.json.
     """
@@ -89,7 +89,7 @@ class Family:
     tokenizer: str | None = None
     saves_buffers: bool = False
     uses_stored_positions: bool = False
-    full_name: Callable[[str], str] | None = None
+    full_name: Callable[[str], str] = str
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
     encoder_architecture: str | None = None
     nullable: tuple[str, ...] = ()

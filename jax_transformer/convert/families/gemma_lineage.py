@@ -1,4 +1,4 @@
-"""What T5Gemma and T5Gemma 2 share: names of weights, config.json with an object for each stack."""
+"""T5Gemma and T5Gemma 2: names of weights, and config.json with an object for each stack."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 from jax_transformer.convert.families.family import (
     ACTIVATIONS,
     Family,
+    flag,
     generation_without_forced_end,
 )
 from jax_transformer.convert.table import Layout, Row, transpose
@@ -78,22 +79,23 @@ def family(
         words[f"{name}.{kind}"] = {"linear": {}, "default": {"rotary_scaling": 1.0}}
 
     def layers_of_a_pattern(values: Mapping[str, Any]) -> int | None:
-        types = [values.get(f"{name}.layer_types") for name in objects]
-        return _pattern(
-            types, [values.get(f"{name}.num_hidden_layers") for name in objects], pattern
+        types, counts = (
+            [values.get(f"{name}.{key}") for name in objects]
+            for key in ("layer_types", "num_hidden_layers")
         )
+        return _pattern(types, counts, pattern)
 
     def first_end(values: Mapping[str, Any]) -> Any:
         ends = values.get("decoder.eos_token_id")
         return ends[0] if isinstance(ends, list) and ends else ends
 
     return Family(
-        model_type,
-        architecture,
-        model_type,
-        layout,
-        generation_without_forced_end,
-        fields,
+        model_type=model_type,
+        architecture=architecture,
+        preset=model_type,
+        layout=layout,
+        generation=generation_without_forced_end,
+        fields=fields,
         words=words | others.pop("words", {}),
         nullable=(CAP, PATTERN, *(f"{name}.attn_logit_softcapping" for name in objects)),
         fixed={
@@ -129,10 +131,12 @@ def stack_rows() -> list[Row]:
             for side, norm in (("pre", "norm"), ("post", "output_norm")):
                 scale = f"{path}/{block}_residual/{norm}/scale"
                 rows.append(Row(f"{foreign}{side}_{name}_layernorm.weight", scale))
-            parts = {f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")}
+            projections = {
+                f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")
+            }
             if block == "feed_forward":
-                parts = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
-            for tensor, part in parts.items():
+                projections = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
+            for tensor, part in projections.items():
                 kernel = f"{path}/{block}/{part}/kernel"
                 rows.append(Row(f"{foreign}{tensor}_proj.weight", kernel, transpose))
         for part in ("query", "key"):
@@ -149,11 +153,11 @@ def _written(
     special = {"eos_token_id": end, "bos_token_id": keys["decoder.bos_token_id"]}
     for name in objects:
         count = keys[f"{name}.num_hidden_layers"]
-        own = {**special, "layer_types": _layer_types(last, count)}
+        of_stack = {**special, "layer_types": _layer_types(last, count)}
         # A whole number in transformers; another one is refused when this is read.
-        own["query_pre_attn_scalar"] = 1 if isinstance(scale, str) else max(1, int(scale))
-        own["final_logit_softcapping"] = keys[CAP]
-        keys |= {f"{name}.{key}": value for key, value in own.items()}
+        of_stack["query_pre_attn_scalar"] = 1 if isinstance(scale, str) else max(1, int(scale))
+        of_stack["final_logit_softcapping"] = keys[CAP]
+        keys |= {f"{name}.{key}": value for key, value in of_stack.items()}
         if keys[f"{name}.{factor}"] == 1:
             del keys[f"{name}.{factor}"]
     top = {key: keys[f"decoder.{key}"] for key in ("pad_token_id", "vocab_size")}
@@ -175,11 +179,77 @@ def _pattern(stacks: Sequence[Any], counts: Sequence[Any], usual: int) -> int | 
     lists = [types if isinstance(types, list) else [] for types in stacks]
     for pattern in (usual, None, *(types.index(FULL) + 1 for types in lists if FULL in types)):
         if all(
-            given is None or (len(types) == count and types == _layer_types(pattern, len(types)))
-            for given, types, count in zip(stacks, lists, counts, strict=True)
+            written is None or (len(types) == count and types == _layer_types(pattern, len(types)))
+            for written, types, count in zip(stacks, lists, counts, strict=True)
         ):
             return pattern
     raise InputError(
         f"config.json: layer_types={shorten(stacks)} must have as many entries as there are "
         f"layers: in both stacks, every n-th is {FULL!r}, the others {SLIDING!r}"
     )
+
+
+# T5Gemma (Zhang et al. 2025), the blocks of Gemma 2.
+_HEAD, _TABLE = "lm_head.out_proj.weight", "target_embedding/embedding"
+T5GEMMA = family(
+    "t5gemma",
+    "T5GemmaForConditionalGeneration",
+    STACKS,
+    Layout(
+        "t5gemma",
+        (
+            Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
+            Row("model.decoder.embed_tokens.weight", _TABLE),
+            Row(_HEAD, _TABLE, when=("output_projection", "tied")),
+            Row(_HEAD, "output_projection/kernel", transpose),
+            *stack_rows(),
+        ),
+    ),
+    pattern=2,
+    rope="rope_parameters",
+    shared={"attn_logit_softcapping": "attention_softcap"},
+    constants={f"{stack}.model_type": "t5_gemma_module" for stack in STACKS},
+    words={"tie_word_embeddings": flag("output_projection", "tied", "linear")},
+)
+# T5Gemma 2 (Zhang et al. 2025), the blocks of Gemma 3; text alone.
+_SLIDING = "rope_parameters.sliding_attention"
+T5GEMMA2 = family(
+    "t5gemma2",
+    "T5Gemma2ForConditionalGeneration",
+    ("encoder.text_config", "decoder"),
+    Layout(
+        "t5gemma2",
+        (
+            Row("model.encoder.embed_tokens.weight", "token_embedding/embedding"),
+            Row("model.decoder.embed_tokens.weight", "token_embedding/embedding"),
+            Row(_HEAD, "token_embedding/embedding"),
+            *stack_rows(),
+        ),
+    ),
+    pattern=6,
+    rope="rope_parameters.full_attention",
+    shared={f"{_SLIDING}.rope_theta": "sliding_window_theta"},
+    constants={
+        "encoder.model_type": "t5gemma2_encoder",
+        "encoder.text_config.model_type": "t5gemma2_text",
+        "decoder.model_type": "t5gemma2_decoder",
+        # Without an origin: the smallest that reads images, and no token that ends one.
+        "encoder.vision_config": {
+            "model_type": "siglip_vision_model",
+            **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers"), 1),
+            **dict.fromkeys(("num_attention_heads", "image_size", "patch_size"), 1),
+        },
+        "encoder.mm_tokens_per_image": 1,
+        "encoder.eoi_token_index": -1,
+    },
+    fixed={
+        "tie_word_embeddings": (True,),
+        f"encoder.text_config.{_SLIDING}.rope_type": ("default",),
+        f"decoder.{_SLIDING}.rope_type": ("default",),
+    },
+    # The name in a file of a tensor of the model in memory.
+    full_name=lambda name: name.replace("model.encoder.text_model.", "model.encoder."),
+    # What reads images, and the embedding of the token that ends one.
+    other_parts=("*.vision_tower.*", "*.multi_modal_projector.*", "*.eoi_embedding"),
+)
+FAMILIES = (T5GEMMA, T5GEMMA2)

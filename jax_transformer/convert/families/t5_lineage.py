@@ -1,6 +1,7 @@
-"""What T5, mT5 and UMT5 share: names of weights, all of config.json but `scale_decoder_outputs`."""
+"""T5, mT5 and UMT5: names of weights, and config.json of each family."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,25 +69,6 @@ COMPUTED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "num_decoder_layers": lambda values: values.get("num_layers"),
     "decoder_start_token_id": lambda values: values["pad_token_id"],
 }
-# Of mT5 and UMT5.
-MULTILINGUAL: Mapping[str, Any] = {
-    "vocab_size": 250_112,
-    "num_heads": 6,
-    "d_ff": 1024,
-    "num_layers": 8,
-    "feed_forward_proj": "gated-gelu",
-    "decoder_start_token_id": 0,
-}
-# Whether T5 and UMT5 multiply hidden states by d_model**-0.5 before the output projection. The
-# config.json of older versions lacks this key; there, an untied model has no factor.
-SCALED: Mapping[str, Mapping[str, Any]] = {
-    "words": WORDS
-    | {"scale_decoder_outputs": flag("output_scale", "inverse_sqrt_d_model", "none")},
-    "computed": {
-        **COMPUTED,
-        "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
-    },
-}
 
 
 def layout(name: str) -> Layout:
@@ -118,25 +100,6 @@ def is_tied(tensors: Mapping[str, Any]) -> bool:
     return table.shape == head.shape and (same_place or np.array_equal(table, head))
 
 
-def family(
-    model_type: str, architecture: str, preset: str, *, defaults: Mapping[str, Any], **others: Any
-) -> Family:
-    """Return a family; the arguments replace the usual attributes."""
-    usual = {
-        "layout": layout(model_type),
-        "generation": generation_without_forced_end,
-        "fields": FIELDS,
-        "words": WORDS,
-        "fixed": ENCODER_DECODER,
-        "defaults": DEFAULTS | defaults,
-        "computed": COMPUTED,
-        "is_tied": is_tied,
-        "tokenizer": "T5Tokenizer",
-        "encoder_architecture": architecture.replace("ForConditionalGeneration", "EncoderModel"),
-    }
-    return Family(model_type, architecture, preset, **(usual | others))
-
-
 def _stack(stack: str, attentions: Sequence[tuple[str, str]]) -> list[Row]:
     """Return the rows of a stack, given our name and the foreign name of each attention."""
     foreign, path = f"{stack}.block.{{i}}.layer", f"{stack}/layers_{{i}}"
@@ -163,3 +126,73 @@ def _stack(stack: str, attentions: Sequence[tuple[str, str]]) -> list[Row]:
         tensor = f"{foreign}.DenseReluDense.{name}.weight"
         rows.append(Row(tensor, f"{path}/{block}/kernel", transpose, when=when))
     return [*rows, Row(f"{foreign}.layer_norm.weight", f"{path}_residual/norm/scale")]
+
+
+# T5 (Raffel et al. 2020), T5 v1.1, Flan-T5 (Chung et al. 2022), ByT5. T5 multiplies hidden states
+# by d_model**-0.5 before its tied output projection; T5 v1.1 and Flan-T5 have an output matrix of
+# their own and no factor. The config.json of older versions lacks `scale_decoder_outputs`; there,
+# an untied model has no factor.
+T5 = Family(
+    model_type="t5",
+    architecture="T5ForConditionalGeneration",
+    encoder_architecture="T5EncoderModel",
+    preset="t5",
+    layout=layout("t5"),
+    generation=generation_without_forced_end,
+    fields=FIELDS,
+    words={**WORDS, "scale_decoder_outputs": flag("output_scale", "inverse_sqrt_d_model", "none")},
+    fixed=ENCODER_DECODER,
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 32_128,
+        "num_heads": 8,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "feed_forward_proj": "relu",
+    },
+    computed={
+        **COMPUTED,
+        "scale_decoder_outputs": lambda values: values["tie_word_embeddings"] is not False,
+    },
+    is_tied=is_tied,
+    tokenizer="T5Tokenizer",
+)
+# mT5 with relative biases in every layer (Chung et al. 2023). The published models have an output
+# matrix of their own and were trained without T5's factor d_model**-0.5 before it: here, only a
+# tied projection may have it. transformers 5.0 to 5.23 multiply by it in every UMT5, and 5.24 where
+# `scale_decoder_outputs` or the absence of `tie_word_embeddings: false` says so, which is also true
+# of folders that 5.0 to 5.23 wrote.
+UMT5 = replace(
+    T5,
+    model_type="umt5",
+    architecture="UMT5ForConditionalGeneration",
+    encoder_architecture="UMT5EncoderModel",
+    preset="umt5",
+    layout=layout("umt5"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 250_112,
+        "num_heads": 6,
+        "d_ff": 1024,
+        "num_layers": 8,
+        "feed_forward_proj": "gated-gelu",
+        "decoder_start_token_id": 0,
+    },
+    implied=lambda fields: (
+        {"output_scale": "none"} if fields["output_projection"] == "linear" else {}
+    ),
+    tokenizer="TokenizersBackend",
+)
+# Multilingual T5 (Xue et al. 2021), the blocks of T5 v1.1.
+MT5 = replace(
+    T5,
+    model_type="mt5",
+    architecture="MT5ForConditionalGeneration",
+    encoder_architecture="MT5EncoderModel",
+    preset="mt5",
+    layout=layout("mt5"),
+    words=WORDS,
+    defaults=UMT5.defaults,
+    computed=COMPUTED,
+)
+FAMILIES = (T5, MT5, UMT5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, residual_layer_rows
 from jax_transformer.convert.table import Buffer, Layout, Row
@@ -53,7 +55,7 @@ def pre_norm_memory_norm() -> Layout:
         Row("tgt_embedding.embedding.weight", "target_embedding/embedding"),
         *layer_rows("encoder.layers", "encoder", encoder_attentions, names, ends[0], leaves),
         *layer_rows("decoder.layers", "decoder", attentions, names, ends[1], leaves),
-        *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", *leaves),
+        *norm("decoder.layers.{i}.norm3", "decoder/layers_{i}/memory_norm", leaves),
         *linear("output_layer", "output_projection"),
     )
     buffers = (Buffer("positional_encoder", PositionTable(("length", "d_model"))),)
@@ -83,13 +85,18 @@ def _residual_layout(
     head: str,
 ) -> Layout:
     blocks = [(block, f"{block}_block") for block in ("self_attention", "cross_attention")]
-    products = tuple(f"feed_forward_block.{product}" for product in feed_forward)
-    others = ("residual_connections.{}.norm", projections, products, norm_leaves)
+    layers = functools.partial(
+        residual_layer_rows,
+        norms="residual_connections.{}.norm",
+        projections=projections,
+        feed_forward=tuple(f"feed_forward_block.{product}" for product in feed_forward),
+        norm_leaves=norm_leaves,
+    )
     rows = (
         Row(f"{tables[0]}.embedding.weight", "source_embedding/embedding"),
         Row(f"{tables[1]}.embedding.weight", "target_embedding/embedding"),
-        *residual_layer_rows("encoder", blocks[:1], *others),
-        *residual_layer_rows("decoder", blocks, *others),
+        *layers("encoder", blocks[:1]),
+        *layers("decoder", blocks),
         *linear(head, "output_projection"),
     )
     return Layout(name, rows, tuple(Buffer(table, PositionTable()) for table in positions))

@@ -51,8 +51,9 @@ def linear(foreign: str, path: str) -> list[Row]:
     ]
 
 
-def norm(foreign: str, path: str, scale: str = "weight", bias: str = "bias") -> list[Row]:
-    """Return the rows of a norm whose foreign module names its leaves `scale` and `bias`."""
+def norm(foreign: str, path: str, leaves: tuple[str, str] = ("weight", "bias")) -> list[Row]:
+    """Return the rows of a norm whose foreign module has these names for its scale and its bias."""
+    scale, bias = leaves
     return [Row(f"{foreign}.{scale}", f"{path}/scale"), Row(f"{foreign}.{bias}", f"{path}/bias")]
 
 
@@ -76,10 +77,10 @@ def layer_rows(
     rows = [
         *linear(f"{foreign}.{inner}", f"{path}/feed_forward/inner"),
         *linear(f"{foreign}.{outer}", f"{path}/feed_forward/outer"),
-        *norm(f"{foreign}.{last_norm}", f"{path}/feed_forward_residual/norm", *norm_leaves),
+        *norm(f"{foreign}.{last_norm}", f"{path}/feed_forward_residual/norm", norm_leaves),
     ]
     for attention, (module, its_norm) in attentions.items():
-        rows += norm(f"{foreign}.{its_norm}", f"{path}/{attention}_residual/norm", *norm_leaves)
+        rows += norm(f"{foreign}.{its_norm}", f"{path}/{attention}_residual/norm", norm_leaves)
         for projection, name in zip(PROJECTIONS, projections, strict=True):
             rows += linear(f"{foreign}.{module}.{name}", f"{path}/{attention}/{projection}")
     return rows
@@ -100,7 +101,7 @@ def residual_layer_rows(
     ends = (*feed_forward, norms.format(len(attentions)))
     return [
         *layer_rows(f"{stack}.layers", stack, modules, projections, ends, norm_leaves),
-        *norm(f"{stack}.norm", f"{stack}/norm", *norm_leaves),
+        *norm(f"{stack}.norm", f"{stack}/norm", norm_leaves),
     ]
 
 

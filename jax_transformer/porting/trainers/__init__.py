@@ -62,8 +62,9 @@ def from_trainer(
     program, model = read_trainer(path, trainer, num_heads=num_heads)
     config = program.config(model)
     tokenizer = program.tokenizer(model, config)
-    options = {"dtype": dtype, "consume": True, "leaf": jax_leaf()}
-    params, _ = to_params(model.tensors, config, program.layout, **options)
+    params, _ = to_params(
+        model.tensors, config, program.layout, dtype=dtype, leaf=jax_leaf(), consume=True
+    )
     return config, params, tokenizer
 
 

@@ -70,8 +70,12 @@ def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     if not values:
         raise InputError(f"{checkpoint.path}: holds no settings under 'cfg' or 'args'")
     tensors = _renamed(checkpoint.arrays(content.get("model")))
-    tokens = (_tokens(checkpoint.path, task, side) for side in ("source", "target"))
-    return TrainerCheckpoint(tensors, Settings("fairseq", values, DEFAULTS), *tokens)
+    return TrainerCheckpoint(
+        tensors,
+        Settings("fairseq", values, DEFAULTS),
+        source_tokens=_tokens(checkpoint.path, task, "source"),
+        target_tokens=_tokens(checkpoint.path, task, "target"),
+    )
 
 
 def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -169,9 +173,9 @@ def _present(settings: Settings, *names: str) -> list[str]:
 
 def _max_length(settings: Settings, positions: str) -> int:
     """Return the longest source or target: a learned table has as many rows for both."""
-    sides = ("max_source_positions", "max_target_positions")
     if positions == "learned":
-        return settings.agreed(*sides)
+        return settings.agreed("max_source_positions", "max_target_positions")
+    sides = ("max_source_positions", "max_target_positions")
     for side in sides:
         if type(settings[side]) is not int:
             raise settings.refusal(side, "it must be a whole number")

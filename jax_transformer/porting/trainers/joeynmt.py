@@ -6,7 +6,7 @@ Source of the facts: the public code of JoeyNMT 2.3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
@@ -14,9 +14,6 @@ from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
-
-if TYPE_CHECKING:
-    pass
 
 SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
@@ -63,11 +60,13 @@ def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     values = _flat({**as_dict(whole.get("model")), "special_symbols": symbols})
     content = as_dict(checkpoint.content)
     files = [folder / name for name in VOCABULARIES]
-    tokens: list[list[str] | None] = [None, None]
+    source = target = None
     if all(path.is_file() for path in files):
-        tokens = [read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files]
+        source, target = (
+            read_text(path, vocabulary.MISSING, MAX_TOKENIZER).splitlines() for path in files
+        )
     tensors = checkpoint.arrays(content.get("model_state"))
-    return TrainerCheckpoint(tensors, Settings(str(file), values, DEFAULTS), *tokens)
+    return TrainerCheckpoint(tensors, Settings(str(file), values, DEFAULTS), source, target)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -70,14 +70,14 @@ def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     values = {RENAMED.get(name, name): value for name, value in values.items()}
     vocab = as_dict(content.get("vocab"))
     values["decoder_start_token"] = vocab.get("decoder_start_token", BOS)
-    both = [vocab.get(side) for side in ("src", "tgt")]
-    for tokens in both:
+    source, target = vocab.get("src"), vocab.get("tgt")
+    for tokens in (source, target):
         if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
             raise InputError(
                 f"{checkpoint.path}: vocab has no lists of tokens; convert a checkpoint of version "
                 "2 with convertv2_v3.py of OpenNMT-py 3"
             )
-    return TrainerCheckpoint(tensors, Settings("OpenNMT-py", values, DEFAULTS), *both)
+    return TrainerCheckpoint(tensors, Settings("OpenNMT-py", values, DEFAULTS), source, target)
 
 
 def _fields(model: TrainerCheckpoint) -> dict[str, Any]:

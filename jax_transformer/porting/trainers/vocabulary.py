@@ -60,7 +60,7 @@ def word_tokenizer(
         both.append(READERS["tokenizer_json"](files, sized, f"the {side} vocabulary"))
         if model.source_tokens == model.target_tokens:
             return both[0]
-    return separate(*both)
+    return separate(both[0], both[1])
 
 
 def _tokenizer_json(

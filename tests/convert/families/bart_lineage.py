@@ -49,16 +49,19 @@ def tensor2tensor_sinusoids(length, d_model):
     return torch.nn.functional.pad(table, (0, d_model % 2))
 
 
-def both_sides(heads, d_ff, **others):
-    """Return the arguments of a config whose encoder and decoder have the same widths."""
-    return {
+SIZES = """vocab_size d_model encoder_attention_heads encoder_ffn_dim encoder_layers decoder_layers
+    max_position_embeddings""".split()
+
+
+def both_sides(sizes):
+    """Return the arguments of a config of equal widths; `sizes` are in the order of SIZES."""
+    named = dict(zip(SIZES, sizes, strict=True))
+    return named | {
+        "decoder_attention_heads": named["encoder_attention_heads"],
+        "decoder_ffn_dim": named["encoder_ffn_dim"],
         "scale_embedding": True,
         "dropout": 0.1,
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "encoder_ffn_dim": d_ff,
-        "decoder_ffn_dim": d_ff,
-    } | others
+    }
 
 
 def ids(pad, eos, start=None):
@@ -71,56 +74,27 @@ def ids(pad, eos, start=None):
     }
 
 
-def three_heads(**others):
-    return both_sides(
-        heads=3,
-        d_ff=61,
-        vocab_size=53,
-        d_model=42,
-        encoder_layers=2,
-        decoder_layers=3,
-        max_position_embeddings=37,
-        **others,
-    )
+def activated(name):
+    return {"activation_function": name}
 
 
-def one_head_unscaled(**others):
-    return both_sides(
-        heads=1,
-        d_ff=7,
-        vocab_size=31,
-        d_model=10,
-        encoder_layers=3,
-        decoder_layers=1,
-        max_position_embeddings=19,
-        scale_embedding=False,
-        activation_function="gelu",
-        **others,
-    )
-
-
-def seven_heads(d_model=70, **others):
-    return both_sides(
-        heads=7,
-        d_ff=29,
-        vocab_size=43,
-        d_model=d_model,
-        encoder_layers=1,
-        decoder_layers=2,
-        max_position_embeddings=23,
-        **others,
-    )
+THREE_HEADS = both_sides((53, 42, 3, 61, 2, 3, 37))
+ONE_HEAD_UNSCALED = (
+    both_sides((31, 10, 1, 7, 3, 1, 19)) | {"scale_embedding": False} | activated("gelu")
+)
+SEVEN_HEADS = both_sides((43, 70, 7, 29, 1, 2, 23))
 
 
 def usual_case(activation, other, impossible, refused=()):
     """Return the case of a family with learned positions; `other` activates the last shape."""
     return Case(
         shapes={
-            "three_heads": three_heads(activation_function=activation),
-            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11)),
-            "other_ids": seven_heads(
-                activation_function=other, attention_dropout=0.1, **ids(pad=41, eos=3, start=4)
-            ),
+            "three_heads": THREE_HEADS | activated(activation),
+            "one_head_unscaled": ONE_HEAD_UNSCALED | ids(pad=5, eos=11),
+            "other_ids": SEVEN_HEADS
+            | {"attention_dropout": 0.1}
+            | activated(other)
+            | ids(pad=41, eos=3, start=4),
         },
         refused=REFUSED | dict(refused),
         impossible=(*IMPOSSIBLE, *({name: value} for name, value in impossible.items())),
@@ -150,12 +124,13 @@ CASES = {
     ),
     "m2m_100": Case(
         shapes={
-            "three_heads": three_heads(activation_function="relu"),
-            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11, start=4)),
+            "three_heads": THREE_HEADS | activated("relu"),
+            "one_head_unscaled": ONE_HEAD_UNSCALED | ids(pad=5, eos=11, start=4),
             # An odd width: the last column of the position table is zero.
-            "other_ids": seven_heads(
-                d_model=35, activation_function="gelu", **ids(pad=9, eos=3, start=4)
-            ),
+            "other_ids": SEVEN_HEADS
+            | {"d_model": 35}
+            | activated("gelu")
+            | ids(pad=9, eos=3, start=4),
         },
         # Padding has no position: it cannot begin targets.
         refused=REFUSED | {"decoder_start_token_id": 1},
@@ -170,14 +145,12 @@ CASES = {
     ),
     "marian": Case(
         shapes={
-            "three_heads": three_heads(activation_function="swish", **ids(pad=52, eos=0)),
-            "one_head_unscaled": one_head_unscaled(**ids(pad=5, eos=11)),
-            "two_tables": seven_heads(
-                decoder_vocab_size=47,
-                activation_function="relu",
-                share_encoder_decoder_embeddings=False,
-                **ids(pad=41, eos=3),
-            ),
+            "three_heads": THREE_HEADS | activated("swish") | ids(pad=52, eos=0),
+            "one_head_unscaled": ONE_HEAD_UNSCALED | ids(pad=5, eos=11),
+            "two_tables": SEVEN_HEADS
+            | {"decoder_vocab_size": 47, "share_encoder_decoder_embeddings": False}
+            | activated("relu")
+            | ids(pad=41, eos=3),
         },
         refused=REFUSED
         | {"vocab_size": 54, "decoder_vocab_size": 54, "share_encoder_decoder_embeddings": 1},
@@ -186,11 +159,9 @@ CASES = {
     ),
     "pegasus": Case(
         shapes={
-            "three_heads": three_heads(activation_function="relu", **RATES),
-            "one_head_unscaled": one_head_unscaled(**RATES),
-            "other_ids": seven_heads(
-                activation_function="swish", **ids(pad=41, eos=3, start=2), **RATES
-            ),
+            "three_heads": THREE_HEADS | activated("relu") | RATES,
+            "one_head_unscaled": ONE_HEAD_UNSCALED | RATES,
+            "other_ids": SEVEN_HEADS | activated("swish") | ids(pad=41, eos=3, start=2) | RATES,
         },
         refused=REFUSED,
         impossible=(*IMPOSSIBLE, {"norm_placement": "post"}, {"final_norm": False}),

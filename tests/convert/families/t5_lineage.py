@@ -43,49 +43,17 @@ IMPOSSIBLE = (
 )
 
 
-def three_heads(**others):
-    """Return a shape whose heads are together narrower than the model."""
-    return {
-        "vocab_size": 53,
-        "d_model": 42,
-        "d_kv": 5,
-        "num_heads": 3,
-        "d_ff": 61,
-        "num_layers": 2,
-        "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 6,
-    } | others
-
-
-def one_head(**others):
-    """Return a shape whose head is wider than the model."""
-    return {
-        "vocab_size": 31,
-        "d_model": 14,
-        "d_kv": 17,
-        "num_heads": 1,
-        "d_ff": 23,
-        "num_layers": 3,
-        "relative_attention_num_buckets": 7,
-        "relative_attention_max_distance": 9,
-    } | others
-
-
-def seven_heads(**others):
-    return {
-        "vocab_size": 43,
-        "d_model": 35,
-        "d_kv": 4,
-        "num_heads": 7,
-        "d_ff": 29,
-        "num_layers": 2,
-        "num_decoder_layers": 1,
-        "relative_attention_num_buckets": 6,
-        "relative_attention_max_distance": 5,
-        "pad_token_id": 41,
-        "eos_token_id": 3,
-        "decoder_start_token_id": 2,
-    } | others
+SIZES = """vocab_size d_model d_kv num_heads d_ff num_layers relative_attention_num_buckets
+    relative_attention_max_distance""".split()
+# The heads are together narrower than the model; one head is wider than it; as wide as it.
+THREE_HEADS = dict(zip(SIZES, (53, 42, 5, 3, 61, 2, 8, 6), strict=True))
+ONE_HEAD = dict(zip(SIZES, (31, 14, 17, 1, 23, 3, 7, 9), strict=True))
+SEVEN_HEADS = dict(zip(SIZES, (43, 35, 4, 7, 29, 2, 6, 5), strict=True)) | {
+    "num_decoder_layers": 1,
+    "pad_token_id": 41,
+    "eos_token_id": 3,
+    "decoder_start_token_id": 2,
+}
 
 
 def finish(model, values):
@@ -136,34 +104,33 @@ def case(shapes, *impossible, finish=finish):
 
 
 UNTIED = {"tie_word_embeddings": False}
+FIRST_IS_PAD = {"decoder_start_token_id": 0}
+RELU = {"feed_forward_proj": "relu"}
+SCALED = {"output_scale": "inverse_sqrt_d_model"}
 CASES = {
     "t5": case(
         {
-            "tied": three_heads(decoder_start_token_id=0),
-            "v1_1": one_head(decoder_start_token_id=0, feed_forward_proj="gated-gelu", **UNTIED),
-            "tied_unscaled": seven_heads(
-                feed_forward_proj="gated-silu", scale_decoder_outputs=False, layer_norm_epsilon=1e-5
-            ),
+            "tied": THREE_HEADS | FIRST_IS_PAD,
+            "v1_1": ONE_HEAD | FIRST_IS_PAD | UNTIED | {"feed_forward_proj": "gated-gelu"},
+            "tied_unscaled": SEVEN_HEADS
+            | {"feed_forward_proj": "gated-silu", "scale_decoder_outputs": False}
+            | {"layer_norm_epsilon": 1e-5},
         },
         {"relative_attention_bias": "per_layer"},
     ),
     "mt5": case(
-        {
-            "own_output": three_heads(**UNTIED),
-            "tied": one_head(),
-            "relu": seven_heads(feed_forward_proj="relu", **UNTIED),
-        },
+        {"own_output": THREE_HEADS | UNTIED, "tied": ONE_HEAD, "relu": SEVEN_HEADS | RELU | UNTIED},
         {"relative_attention_bias": "per_layer"},
-        {"output_scale": "inverse_sqrt_d_model"},
+        SCALED,
     ),
     "umt5": case(
         {
-            "tied": three_heads(num_layers=3),
-            "own_output": one_head(**UNTIED),
-            "own_output_relu": seven_heads(feed_forward_proj="relu", **UNTIED),
+            "tied": THREE_HEADS | {"num_layers": 3},
+            "own_output": ONE_HEAD | UNTIED,
+            "own_output_relu": SEVEN_HEADS | RELU | UNTIED,
         },
         {"relative_attention_bias": "shared"},
-        {"output_scale": "inverse_sqrt_d_model", "output_projection": "linear"},
+        SCALED | {"output_projection": "linear"},
         finish=finish_umt5,
     ),
 }

@@ -24,7 +24,7 @@ from tests.convert.families.case import (
     transformers,
     widened,
 )
-from tests.convert.families.t5_lineage import three_heads, write_folder
+from tests.convert.families.t5_lineage import THREE_HEADS, write_folder
 from tests.convert.tools import assert_same_params, same_bits
 from tests.models import small_config
 from tests.parity.ladder import check_errors, error, moved, widen
@@ -64,7 +64,7 @@ OUTPUTS = {
 def test_the_output_is_that_of_transformers(name, tmp_path):
     """Tied or not, scaled or not: as transformers reads the folder, but for the scale of UMT5."""
     family, own_output, keys, projection, scaled = OUTPUTS[name]
-    model = foreign_model(family, None, **three_heads(), tie_word_embeddings=not own_output)
+    model = foreign_model(family, None, **THREE_HEADS, tie_word_embeddings=not own_output)
     folder = write_folder(tmp_path / "model", model, **keys)
     config, params = from_huggingface(folder)
     assert (config.output_projection, config.output_scale != "none") == (projection, scaled)
@@ -101,7 +101,7 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
 
 def test_a_new_output_changes_the_keys_of_the_origin(tmp_path):
     """The factor follows tie_word_embeddings where config.json has no key for it."""
-    model = foreign_model("t5", None, **three_heads())
+    model = foreign_model("t5", THREE_HEADS)
     folder = write_folder(tmp_path / "model", model, **OLD, tie_word_embeddings="absent")
     config, params = from_huggingface(folder)
     origin, _ = read_origin(folder)

@@ -423,12 +423,11 @@ def test_the_same_gradients(float64, name):
         **as_inputs(config, src), decoder_input_ids=torch.tensor(tgt, dtype=torch.int64)
     ).logits
     (logits * torch.tensor(weights)).sum().backward()
-    full_name = FAMILIES[name].full_name or str
     count = 0
     for key, leaf in model.named_parameters():
         if leaf.grad is not None and not FAMILIES[name].lacks(key):
             largest = float(leaf.grad.abs().max())
-            apart = np.abs(found[full_name(key)] - leaf.grad.numpy()).max()
+            apart = np.abs(found[FAMILIES[name].full_name(key)] - leaf.grad.numpy()).max()
             assert apart <= bound("gradient", "float64") * max(largest, 1e-3), key
             count += 1
     assert count == len({id(tensor) for tensor in found.values()})

@@ -12,8 +12,9 @@ import torch
 import yaml
 from torch import nn
 
-from tests.convert.foreign import StdNorm
-from tests.porting.trainers.parts import Attention, Model, Numbered, Part, halves, interleaved
+from tests.convert.families.bart_lineage import tensor2tensor_sinusoids
+from tests.convert.foreign import Attention, StdNorm
+from tests.porting.models import masks, waves
 
 WORDS = tuple(f"w{index}" for index in range(33))
 ACTIVATIONS = {
@@ -24,6 +25,60 @@ ACTIVATIONS = {
     "swish": nn.functional.silu,
     "silu": nn.functional.silu,
 }
+
+
+class Part(nn.Module):
+    """A module of named parts."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+
+class Numbered(Attention):
+    """Attention whose projections are a list."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads, ())
+        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def projections(self):
+        return self.linears
+
+
+class Model(nn.Module):
+    """What the four have in common: residual connections before or after a norm.
+
+    Subclasses have `embed(stack, ids)`, `head(x)` and `sublayers(layer)`: self-attention, attention
+    to the memory and the feed-forward network, each after its norm.
+    """
+
+    pad, pre = 1, True
+
+    def layers(self, stack):
+        return getattr(self, stack).layers
+
+    def final(self, stack):
+        return getattr(getattr(self, stack), "layer_norm", None)
+
+    def run(self, stack, ids, mask, memory=None, memory_mask=None):
+        x = self.embed(stack, ids)
+        for layer in self.layers(stack):
+            (norm, attend), *cross, (last_norm, feed_forward) = self.sublayers(layer)
+            steps = [(norm, lambda y, f=attend: f(y, y, mask))]
+            steps += [(norm, lambda y, f=f: f(y, memory, memory_mask)) for norm, f in cross]
+            for norm, function in (*steps, (last_norm, feed_forward)):
+                x = x + function(norm(x)) if self.pre else norm(x + function(x))
+        return x if self.final(stack) is None else self.final(stack)(x)
+
+    def forward(self, src, tgt):
+        src_mask, tgt_mask = masks(src, tgt, self.pad)
+        memory = self.run("encoder", src, src_mask)
+        return self.head(self.run("decoder", tgt, tgt_mask, memory, src_mask))
 
 
 class AnnotatedTransformer(Model):
@@ -47,7 +102,7 @@ class AnnotatedTransformer(Model):
             blocks = nn.ModuleList(layer(attentions) for _ in range(count))
             setattr(self, stack, Part(layers=blocks, norm=norm()))
         for name, size in zip(("src_embed", "tgt_embed"), sizes, strict=True):
-            table = Part(pe=interleaved(5000, width)[None])
+            table = Part(pe=waves(5000, width)[None])
             parts = [Part(lut=nn.Embedding(size, width)), table]
             setattr(self, name, nn.ModuleList(parts))
         self.generator = Part(proj=nn.Linear(width, sizes[1]))
@@ -145,7 +200,7 @@ class Fairseq(Model):
             if hasattr(part, "embed_positions"):
                 x = x + part.embed_positions(rows)
             else:
-                x = x + halves(99, x.shape[-1]).to(x)[rows]
+                x = x + tensor2tensor_sinusoids(99, x.shape[-1]).to(x)[rows]
         return part.layernorm_embedding(x) if hasattr(part, "layernorm_embedding") else x
 
     def sublayers(self, layer):
@@ -202,7 +257,7 @@ class JoeyNMT(Model):
 
         def stack(layers):
             final = {"layer_norm": norm()} if layer_norm == "pre" else {}
-            table = Part(pe=interleaved(5000, width)[None])
+            table = Part(pe=waves(5000, width)[None])
             return Part(layers=nn.ModuleList(layers), pe=table, **final)
 
         self.encoder = stack([layer(src_src_att=attention(), layer_norm=norm())])
@@ -304,7 +359,7 @@ class OpenNMT(Model):
         norms = ("layer_norm_1", "layer_norm_2")
         decoder = [layer(("self_attn", "context_attn"), norms) for _ in range(2)]
         concatenated = s.get("position_encoding_type") == "SinusoidalConcat"
-        table = (halves if concatenated else interleaved)(5000, width)[:, None]
+        table = (tensor2tensor_sinusoids if concatenated else waves)(5000, width)[:, None]
 
         def embeddings(words):
             tables = nn.ModuleList([nn.Embedding(len(words), width)])
