@@ -387,8 +387,11 @@ class _Reader:
         found, heads, path = self.found, len(read.heads[0]), f"{layer}/{sublayer.kind}"
         scores, width = read.cores[0].calls[0], read.query.kernel.shape[1] // heads
         found.say(f"{stack} num_heads", heads, scores)
-        found.say(f"{stack} num_kv_heads", read.key.kernel.shape[1] // width, scores)
+        value_width = read.output.kernel.shape[0] // heads
+        for part, its_width in ((read.key, width), (read.value, value_width)):
+            found.say(f"{stack} num_kv_heads", part.kernel.shape[1] // its_width, scores)
         found.say("d_kv", width, scores)
+        found.say("d_v", value_width, scores)
         for name in ("query", "key"):  # their factors are in the divisor of the scores
             part = getattr(read, name)._replace(factor=1.0, bias_factor=1.0)
             self._product(f"{path}/{name}", part, "qkv_bias", sublayer.join)

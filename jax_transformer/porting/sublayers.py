@@ -145,17 +145,13 @@ def read_attention(
     output, last = _last_product(probe, contexts, end)
     if (query_norm is None) != (key_norm is None):
         raise Unread("queries or keys alone are normed", cores[0].calls[:1])
-    width = query.kernel.shape[1] // len(heads[0])
-    if value.kernel.shape[1] != width * len(heads[0]):
-        value_width = value.kernel.shape[1] // len(heads[0])
-        text = f"values of a head have {value_width} numbers, and its keys d_kv={width}"
-        raise Unread(text, cores[0].calls[2:])
+    width, value_width = (part.kernel.shape[1] // len(heads[0]) for part in (query, value))
     found = Attention(
         cores=cores,
         heads=heads,
         query=query,
         key=_grouped(key, width, cores[0]),
-        value=_grouped(value, width, cores[0]),
+        value=_grouped(value, value_width, cores[0]),
         output=output,
         divisor=divisor / (query.factor * key.factor),
         softcap=softcap,

@@ -197,6 +197,8 @@ def to_config(found: Findings, pad_id: int, windows: Mapping[str, Any]) -> Trans
         if config.get(f"{prefix}num_kv_heads") == config.get(f"{prefix}num_heads"):
             config[f"{prefix}num_kv_heads"] = None
     width, head_dim = config["d_model"], config["d_kv"]
+    if config["d_v"] == head_dim:
+        config["d_v"] = None
     if head_dim * config["num_heads"] == width and "encoder_num_heads" not in config:
         config["d_kv"] = None
     for name, size in (("none", 1), ("d_model", width), ("head_dim", head_dim)):

@@ -1253,9 +1253,7 @@ SHAPES = {
     "relu_projections": refused(
         mixed(Mixer, project=bent), "more than a product", "product.relu()", MIXER
     ),
-    "wide_values": refused(
-        other(Translator, mixer=WideValues), "d_kv=6", "self.weights(scores) @ value", MIXER
-    ),
+    "wide_values": Shape(other(Translator, mixer=WideValues), {"d_v": 9}),
     "far_window": refused(
         mixed(WindowMixer, reach=(6, 999)), "positions that no config has, {", "masked_fill", MIXER
     ),
