@@ -17,12 +17,7 @@ from jax_transformer.runs.arguments import (
     TEXT_SIZES,
     Arguments,
 )
-from jax_transformer.runs.initial_model import (
-    NO_MODEL,
-    InitialModel,
-    initial_model,
-    with_teacher,
-)
+from jax_transformer.runs.initial_model import NO_MODEL, InitialModel, initial_model, with_teacher
 from jax_transformer.runs.model_settings import (
     DECIDED,
     check_same_model,

@@ -16,12 +16,7 @@ from jax_transformer.config.declared import checked_fields
 from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import named_fields, preset_fields, undecided_fields
 from jax_transformer.runs.state import RunSettings, check_equal
-from jax_transformer.text.denoising import (
-    MOST_SENTINELS,
-    Denoiser,
-    DenoisingObjective,
-    denoisers,
-)
+from jax_transformer.text.denoising import MOST_SENTINELS, Denoiser, DenoisingObjective, denoisers
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Documents, Reading
 from jax_transformer.text.store import default_store
@@ -172,8 +167,7 @@ class Arguments:
     keep_freed_memory: bool = field(default=True, metadata=OF_EACH_START)
     preset: str | None = "vaswani2017"
     model: Mapping[str, Any] = field(
-        default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES),
-        metadata=OF_EACH_START,
+        default_factory=lambda: preset_fields("vaswani2017", TEXT_SIZES), metadata=OF_EACH_START
     )
     training: TrainingConfig = field(default_factory=TrainingConfig, metadata=OF_EACH_START)
 

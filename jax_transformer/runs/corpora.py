@@ -18,17 +18,9 @@ from jax_transformer.runs.state import check_equal
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.denoising import (
-    LONGEST_TEXT,
-    Objective,
-)
+from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_lines, encode_text, special_ids
-from jax_transformer.text.parallel_text import (
-    Text,
-    TextFiles,
-    is_tsv,
-    read_text,
-)
+from jax_transformer.text.parallel_text import Text, TextFiles, is_tsv, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -37,12 +29,7 @@ from jax_transformer.text.prepare import (
     prepared_corpus,
     without_duplicates,
 )
-from jax_transformer.text.store import (
-    Vocabulary,
-    held_out,
-    trained_tokenizer,
-    with_known_facts,
-)
+from jax_transformer.text.store import Vocabulary, held_out, trained_tokenizer, with_known_facts
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 # Without validation files this share of the training pairs is held out, but at most so many.
@@ -192,10 +179,7 @@ def _validation_texts(arguments: Arguments) -> list[Text]:
 
 
 def encode_corpora(
-    run_text: RunText,
-    arguments: Arguments,
-    console: Console,
-    expected_sha256: str | None = None,
+    run_text: RunText, arguments: Arguments, console: Console, expected_sha256: str | None = None
 ) -> Corpora:
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 

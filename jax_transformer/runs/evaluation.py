@@ -113,7 +113,7 @@ class Evaluation:
         else:  # that of a run that this one has overwritten
             shutil.rmtree(output / ADAPTER, ignore_errors=True)
         pictures = {
-            output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
+            output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE))
         }
         if self.text.targets:
             pictures[output / ATTENTION] = lambda path: self._draw_attention(model, path)

@@ -31,10 +31,7 @@ MASK = 1  # bytes of an element of a dropout mask
 
 # The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
 # those of the base model, and for how many steps the paper trains them (section 5.2).
-SIZES = {
-    "base": ({}, 100_000),
-    "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
-}
+SIZES = {"base": ({}, 100_000), "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000)}
 
 
 HALF_PRECISION = TrainingConfig(compute_dtype="bfloat16")
@@ -164,10 +161,7 @@ def activations_per_row(
 
 
 def compile_step(
-    config: TransformerConfig,
-    workload: Workload,
-    topology: str,
-    target_length: int | None = None,
+    config: TransformerConfig, workload: Workload, topology: str, target_length: int | None = None
 ) -> jax.stages.Compiled:
     """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows of padding.
 

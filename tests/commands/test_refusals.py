@@ -113,7 +113,7 @@ REFUSED = {
     },
     ("bad_models", "train {text} --output=on"): {
         "--teacher=base --tokenizer=other.json": "error: teacher=base has another tokenizer than "
-        "the run; leave",
+        "the run; leave"
     },
     ("base", "train {text} --output=on --init-keeps moments step"): {
         "--init=base/model": "error: init_keeps=moments step: init=base/model is no run with "

@@ -150,8 +150,7 @@ def open_mpi(index):
 
 
 @pytest.mark.parametrize(
-    ("told", "signalled"),
-    [pytest.param(slurm, 1, marks=pytest.mark.exhaustive), (open_mpi, 0)],
+    ("told", "signalled"), [pytest.param(slurm, 1, marks=pytest.mark.exhaustive), (open_mpi, 0)]
 )
 def test_processes_of_a_cluster_join_and_stop_after_the_same_step(tmp_path, told, signalled):
     port = {"JAX_COORDINATOR_PORT": str(free_port())}

@@ -13,11 +13,7 @@ from jax_transformer import convert, make_train_step
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.distillation import Teacher, distillation_loss
-from jax_transformer.training.step import (
-    init_state,
-    sharded_init_state,
-    sharded_train_step,
-)
+from jax_transformer.training.step import init_state, sharded_init_state, sharded_train_step
 from tests.models import random_params, small_config
 from tests.parity.measure import make_pair, random_batches
 from tests.training.steps import run_step

@@ -122,8 +122,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
     batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
     second_src, second_tgt = batch.src_segments == 2, batch.tgt_segments == 2
     others = batch._replace(
-        src=np.where(second_src, batch.src, 5),
-        tgt_in=np.where(second_tgt, batch.tgt_in, 7),
+        src=np.where(second_src, batch.src, 5), tgt_in=np.where(second_tgt, batch.tgt_in, 7)
     )
     packed = jax.jit(decode_batch, static_argnames="config")
     logits, changed = (np.asarray(packed(params, one, config)) for one in (batch, others))

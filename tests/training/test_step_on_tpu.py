@@ -90,10 +90,7 @@ def test_heads_are_not_copied_to_transpose_them(step):
 
 # (kind, dtype, asynchronous): (count, bytes on a device)
 COLLECTIVES = {
-    "data=8": {
-        ("all-reduce", "bf16", False): (9, 1_085_956),
-        ("all-reduce", "s32", False): (1, 4),
-    },
+    "data=8": {("all-reduce", "bf16", False): (9, 1_085_956), ("all-reduce", "s32", False): (1, 4)},
     "data=2,fsdp=2,tensor=2": {
         ("all-gather", "bf16", False): (2, 163_840),
         ("all-gather", "bf16", True): (31, 966_656),
