@@ -30,13 +30,14 @@ import time
 import jax
 from benchmarks.nn_transformer import draw_batch, model_config
 from benchmarks.training import SETTINGS, SIZES
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.training.step import init_state, sharded_train_step
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 config = model_config(SIZES["base"], 0.1)
 settings = dataclasses.replace(SETTINGS, scan_layers="scan_layers" in sys.argv)
 state = jax.eval_shape(lambda: init_state(config, settings))
 begun = time.perf_counter()
-lowered = train_step.lower(state, draw_batch(SIZES["base"]), config, settings)
+lowered = sharded_train_step(make_mesh(), config, settings).lower(state, draw_batch(SIZES["base"]))
 traced = time.perf_counter()
 lowered.compile()
 print(traced - begun, time.perf_counter() - traced)

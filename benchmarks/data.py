@@ -22,10 +22,12 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.systems import processor, spread
-from jax_transformer.commands.train_arguments import Arguments, named_settings
+from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.model.checks import check_ids
+from jax_transformer.runs.arguments import Arguments
 from jax_transformer.runs.model_settings import model_config
 from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.batches import make_batch, padding_share, training_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
@@ -33,7 +35,7 @@ from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Tokenizer, train_byte_pair
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state, sharded_train_step
 
 RECIPE = Path("configs/multi30k_en_de.yaml")
 MODES = ("buckets", "packed")
@@ -92,7 +94,7 @@ def compare(
     batch = make_batch(encoded, plan_epoch(encoded, settings, epoch=0)[0])
     tokens = int(np.count_nonzero(batch.src) + np.count_nonzero(batch.tgt_out))
     state = init_state(config, settings)
-    step = train_step.lower(state, batch, config, settings).compile()
+    step = sharded_train_step(make_mesh(), config, settings).lower(state, batch).compile()
     made, trained, checks = [], [], []
     for _ in range(rounds):
         made.append(encoded.tokens / make_all(encoded, settings))

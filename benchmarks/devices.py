@@ -50,7 +50,6 @@ from jax_transformer.training.budget import (
     budget,
     compile_step,
     step_flops,
-    training_config_of,
 )
 from jax_transformer.training.config import TrainingConfig
 from tests.compiled import GPU_CLOCK, report
@@ -116,12 +115,14 @@ def compile_task(task: Task, topology: str, clock: float) -> None:
     config, devices = shape(task.model, dropout=task.dropout, **layers), topology_devices(topology)
     shards = len(devices) // sharding.parse_sizes(task.mesh, len(devices))[2]
     rows = max(ROWS * LENGTH // task.length, 1) * shards
-    workload = Workload(rows, task.length, mesh=task.mesh, scan_layers=task.scan_layers)
+    settings = TrainingConfig(
+        compute_dtype="bfloat16", scan_layers=task.scan_layers, batching=task.batching
+    )
+    workload = Workload(rows, task.length, task.mesh, settings)
     computed = budget(config, workload).total("none")
     started = time.process_time()
     try:
-        settings = training_config_of(workload, batching=task.batching)
-        step = compile_step(config, settings, workload, topology, task.target_length)
+        step = compile_step(config, workload, topology, task.target_length)
     except OutOfMemory as error:
         needed, available = error.needed / 1e9, error.available / 1e9
         print(f"{task}: does not fit, XLA needs at least {needed:.2f} GB of {available:.2f} GB")

@@ -32,8 +32,9 @@ import jax
 import numpy as np
 from jax_transformer import TransformerConfig, generate, init_params
 from jax_transformer.runtime.host_memory import keep_freed_memory
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state, sharded_train_step
 try:
     from jax_transformer import Batch
 except ImportError:
@@ -55,11 +56,11 @@ def timed(name, calls, call):
     seconds[name] = float(np.median(taken[2:]))
 
 settings = TrainingConfig()
-state = init_state(config, settings)
+make_step, state = sharded_train_step(make_mesh(), config, settings), init_state(config, settings)
 
 def step():
     global state
-    state, metrics = train_step(state, Batch(ids, ids, ids), config, settings)
+    state, metrics = make_step(state, Batch(ids, ids, ids))
     return metrics
 
 timed("training step", 10, step)

@@ -33,7 +33,8 @@ from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from benchmarks.training import DROPOUTS, LOADERS, SETTINGS, SIZES, System
 from jax_transformer import Cache, decode_step, init_cache, init_params, select_hypotheses
 from jax_transformer.model.transformer import Params
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.training.step import init_state, sharded_train_step
 
 CONFIG = LINEAGES["marian"].config  # of the cache
 SIZE = "base"
@@ -59,7 +60,8 @@ def compiled_step(dropout: float, **fields: Any) -> dict[str, int]:
     config = model_config(SIZES[SIZE], dropout)
     settings = dataclasses.replace(SETTINGS, **fields)
     state = jax.eval_shape(lambda: init_state(config, settings))
-    step = train_step.lower(state, draw_batch(SIZES[SIZE]), config, settings).compile()
+    step = sharded_train_step(make_mesh(), config, settings)
+    step = step.lower(state, draw_batch(SIZES[SIZE])).compile()
     found = step.memory_analysis()
     return {
         "temporary": found.temp_size_in_bytes,

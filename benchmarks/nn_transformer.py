@@ -15,7 +15,7 @@ from jax_transformer.convert.layouts import torch_nn
 from jax_transformer.model import functional
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step, training_execution
+from jax_transformer.training.step import init_state, make_run_step, training_execution
 
 if TYPE_CHECKING:
     import torch
@@ -92,13 +92,14 @@ def our_steps(size: Size, dropout: float, settings: TrainingConfig, steps: int) 
     """Return what makes training steps as train.py does, on the first device."""
     config = model_config(size, dropout)
     execution = training_execution(jax.devices()[0], config, settings)
+    make_step = jax.jit(make_run_step(config, settings, execution), donate_argnums=0)
     state, batch = init_state(config, settings), jax.device_put(draw_batch(size))
     losses: list[jax.Array] = []
 
     def run() -> float:
         nonlocal state
         for _ in range(steps):
-            state, metrics = train_step(state, batch, config, settings, execution)
+            state, metrics = make_step(state, batch)
             losses.append(metrics.loss)
         return float(jax.device_get(losses)[0])
 

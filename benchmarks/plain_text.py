@@ -20,6 +20,7 @@ import tyro
 from benchmarks.systems import processor, spread
 from jax_transformer import TransformerConfig
 from jax_transformer.runs.model_settings import model_config, preset_fields
+from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.batches import Batch, make_batch, padding_share
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import (
@@ -33,7 +34,7 @@ from jax_transformer.text.parallel_text import Text, read_text
 from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import TrainState, init_state, train_step
+from jax_transformer.training.step import TrainState, init_state, sharded_train_step
 
 SPECIAL = [*(SENTINEL.format(number) for number in range(100)), *MODE_TOKENS]
 SIZES = {"d_model": 128, "num_heads": 4, "d_ff": 256}
@@ -91,7 +92,7 @@ def start(corpus: Corpus, config: TransformerConfig, settings: TrainingConfig) -
     print(f"{tokens / read:,.0f} tokens/s read, {padding_share(corpus, plan[:-1]):.2%} padding")
     batches = (make_batch(corpus, batch) for batch in itertools.cycle(plan[:-1]))
     state = init_state(config, settings)
-    step = train_step.lower(state, next(batches), config, settings).compile()
+    step = sharded_train_step(make_mesh(), config, settings).lower(state, next(batches)).compile()
     return Training(state, step, batches, planned / tokens)
 
 

@@ -17,7 +17,7 @@ from jax_transformer.decoding import slots
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import evaluation_step, init_state, train_step
+from jax_transformer.training.step import init_state, make_evaluation_step, make_run_step
 from jax_transformer.translation.translate import translate
 from tests.models import random_params, random_tokens, small_config, tiny_model
 from tests.tiers import tiered
@@ -53,14 +53,14 @@ def training(packed=False, **fields):
 
     def program(execution, state, rows):
         own = dataclasses.replace(execution, **fields)
-        return train_step(state, rows, CONFIG, settings, own)
+        return make_run_step(CONFIG, settings, own)(state, rows)
 
     return program, (init_state(CONFIG, settings), batch(packed))
 
 
 def evaluation():
     def program(execution, params, rows):
-        return evaluation_step(params, rows, CONFIG, SETTINGS, execution)
+        return make_evaluation_step(CONFIG, SETTINGS, execution)(params, rows)
 
     return program, (random_params(CONFIG), batch())
 

@@ -100,9 +100,16 @@ def budget(arguments: Arguments) -> None:
         chips = len(topology_devices(topology))
         mesh = mesh or f"data={chips}"
         parse_sizes(mesh, chips)
-    batch = arguments.batch_rows, arguments.length, arguments.compute_dtype, mesh or "data=1"
-    trained = arguments.freeze, arguments.scan_layers, arguments.lora_rank, arguments.lora_targets
-    workload = estimate.Workload(*batch, *trained)
+    training = TrainingConfig(
+        compute_dtype=arguments.compute_dtype,
+        freeze=arguments.freeze,
+        lora_rank=arguments.lora_rank,
+        lora_targets=arguments.lora_targets,
+        remat=arguments.remat,
+        scan_layers=arguments.scan_layers,
+        batching=arguments.batching,
+    )
+    workload = estimate.Workload(arguments.batch_rows, arguments.length, mesh or "data=1", training)
     steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
     check_whole_number("steps", steps, least=1)
     cost = estimate.budget(config, workload)
@@ -111,18 +118,18 @@ def budget(arguments: Arguments) -> None:
     console.print(_time_table(cost, workload, steps, arguments.utilisation))
     if topology is not None:
         with Console(stderr=True).status(f"compiling for {topology}; it takes minutes"):
-            compiled = _compiled(config, workload, arguments)
+            compiled = _compiled(config, workload, topology)
         console.print(compiled)
 
 
 def _model(arguments: Arguments) -> TransformerConfig:
-    declared = vars(arguments).items()
+    declared, size = vars(arguments).items(), arguments.vocab_size
     sizes = {name: value for name, value in declared if name in declarations(TransformerConfig)}
-    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), arguments.vocab_size)
-    sizes = {name: value for name, value in sizes.items() if value is not None}
+    named = {"src_vocab_size": size, "tgt_vocab_size": size, **sizes}
+    sizes = {name: value for name, value in named.items() if value is not None}
     if arguments.model is None:
-        fields, _ = estimate.SIZES[arguments.size]
-        return TransformerConfig.preset(arguments.preset, **fields | sizes)
+        paper_sizes, _ = estimate.SIZES[arguments.size]
+        return TransformerConfig.preset(arguments.preset, **paper_sizes | sizes)
     if (arguments.size, arguments.preset) != (Arguments.size, Arguments.preset):
         raise InputError(
             f"--model {arguments.model} takes the place of --size and --preset; leave them out"
@@ -135,7 +142,8 @@ def _memory_table(cost: estimate.Budget, workload: estimate.Workload) -> Table:
         "on each device",
         *(f"remat {remat}" for remat in cost.activations),
         title=f"{cost.num_parameters:,} parameters; {cost.rows} x {workload.length} tokens a "
-        f"side in {workload.compute_dtype} on {cost.num_devices} devices ({workload.mesh})",
+        f"side in {workload.training.compute_dtype} on {cost.num_devices} devices "
+        f"({workload.mesh})",
     )
     for name in ("parameters", "gradients", "adam_moments", "loss"):
         table.add_row(name.replace("_", " "), *[_gigabytes(getattr(cost, name))] * 3)
@@ -169,11 +177,9 @@ def _time_table(
     return table
 
 
-def _compiled(config: TransformerConfig, workload: estimate.Workload, arguments: Arguments) -> str:
-    topology, fields = arguments.compile, {"remat": arguments.remat, "batching": arguments.batching}
-    training_config = estimate.training_config_of(workload, **fields)
+def _compiled(config: TransformerConfig, workload: estimate.Workload, topology: str) -> str:
     try:
-        compiled = estimate.compile_step(config, training_config, workload, topology)
+        compiled = estimate.compile_step(config, workload, topology)
     except OutOfMemory as error:
         return (
             f"{topology}: the step does not fit: XLA needs at least {_gigabytes(error.needed)} of "

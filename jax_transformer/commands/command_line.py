@@ -56,22 +56,28 @@ class Parser(argparse.ArgumentParser):
         # Without a default, the help says what happens.
         has_none = any(default is absent for absent in (REQUIRED, None, False)) or default == ""
         shown = "" if has_none else f" (default: {'yes' if default is True else default})"
-        words: dict[str, Any] = {"help": f"{help_text}{shown}".replace("%", "%%")}
+        help_text = f"{help_text}{shown}".replace("%", "%%")
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
-            self.add_argument(name, metavar=name.upper(), **words)
+            self.add_argument(name, metavar=name.upper(), help=help_text)
         elif declared is bool:
-            self.heading.add_argument(*flags, action=argparse.BooleanOptionalAction, **words)
+            action = argparse.BooleanOptionalAction
+            self.heading.add_argument(*flags, action=action, help=help_text)
         else:
             kinds = (declared, *get_args(declared))
             choices = [
                 word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)
             ]
             choices += ["True", "False"] if choices and bool in kinds else []
-            words["metavar"] = f"{{{','.join(choices)}}}" if choices else name.upper()
             depth = _list_depth(declared)
-            words["type"] = (lambda word: word.split(",")) if depth > 1 else str
-            self.heading.add_argument(*flags, dest=name, nargs="*" if depth else None, **words)
+            self.heading.add_argument(
+                *flags,
+                dest=name,
+                metavar=f"{{{','.join(choices)}}}" if choices else name.upper(),
+                type=(lambda word: word.split(",")) if depth > 1 else str,
+                nargs="*" if depth else None,
+                help=help_text,
+            )
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the values that are named, as text."""
@@ -123,8 +129,8 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
         for option in dataclasses.fields(part):
             # An option that is not named is left to the model.
             default = REQUIRED if "options" in each.metadata else option.default
-            words = types[option.name], part_helps[option.name], default
-            parser.add(option.name, *words, *short.get(option.name, ()))
+            forms, text = short.get(option.name, ()), part_helps[option.name]
+            parser.add(option.name, types[option.name], text, default, *forms)
     if asks:
         show_help(parser)
     named = {

@@ -152,9 +152,16 @@ def _write_folder(model: SourceModel, family: Family, arguments: Arguments) -> N
     if tokenizer and (usual is None or written_config(tokenizer, model.config, usual) is None):
         left += tokenizer.contents
         tokenizer = None
-    parts = {"family": family.model_type, "tokenizer": tokenizer, "origin": origin}
-    parts |= {"max_shard_size": arguments.max_shard_size, "overwrite": arguments.overwrite}
-    huggingface.to_huggingface(model.params, model.config, arguments.output, **parts)
+    huggingface.to_huggingface(
+        model.params,
+        model.config,
+        arguments.output,
+        family=family.model_type,
+        tokenizer=tokenizer,
+        origin=origin,
+        max_shard_size=arguments.max_shard_size,
+        overwrite=arguments.overwrite,
+    )
     if left:
         print(f"not carried over: {', '.join(left)}")
 
@@ -164,15 +171,21 @@ def read_source(
 ) -> SourceModel:
     """Return the model in a weight file or folder; arguments as for `convert`."""
     source, layout, config_file = weights.source, weights.layout, weights.config
-    options = {"strip_prefixes": weights.strip_prefixes, "dtype": dtype, "consume": True}
     alone = holds_weights_alone(weights)
     if not alone and (weights.key is not None or weights.drop):
         raise InputError(f"--key and --drop are for files of weights; {source} holds a whole model")
     if is_checkpoint(source, layout, config_file):
         program, model = read_trainer(source, layout, num_heads=num_heads)
         config = program.config(model)
-        tokenizer = program.tokenizer(model, config)
-        params, report = to_params(model.tensors, config, program.layout, **options)
+        tokenizer, layout, tensors = program.tokenizer(model, config), program.layout, model.tensors
+        params, report = to_params(
+            tensors,
+            config,
+            layout,
+            strip_prefixes=weights.strip_prefixes,
+            dtype=dtype,
+            consume=True,
+        )
         return SourceModel(config, params, tokenizer, report)
     if num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
@@ -183,7 +196,14 @@ def read_source(
     if alone:
         tensors = files.read_trained(source, key=weights.key, drop=weights.drop)
         config = file_config(source, config_file, layout)
-        params, report = to_params(tensors, config, get_layout(layout), **options)
+        params, report = to_params(
+            tensors,
+            config,
+            get_layout(layout),
+            strip_prefixes=weights.strip_prefixes,
+            dtype=dtype,
+            consume=True,
+        )
         return SourceModel(config, params, report=report)
     if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)

@@ -58,18 +58,18 @@ def export(arguments: Arguments) -> None:
     if os.path.lexists(output):
         raise InputError(f"{output}: exists already; name another output")
     folder = local_folder(arguments.model)
-    languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
+    source, target = arguments.source_lang, arguments.target_lang
     if to == "torch":
         from jax_transformer.export.torch_folder import export_torch
         from jax_transformer.runs.model_settings import read_initial_model
 
-        model, origin, report = read_initial_model(folder, **languages)
+        model, origin, report = read_initial_model(folder, source_lang=source, target_lang=target)
         for line in report:
             print(line)
         proven = export_torch(_merged(model, arguments.adapter), output, origin)
         print(f"{output} written: {proven}")
         return
-    model = load(folder, **languages).for_text(str(folder))
+    model = load(folder, source_lang=source, target_lang=target).for_text(str(folder))
     model = _merged(model, arguments.adapter)
     if to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx

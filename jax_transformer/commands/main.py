@@ -30,7 +30,7 @@ COMMANDS = {
     "budget": "print the memory, FLOPs and time that training a model takes",
 }
 NO_COMMANDS = {  # that people look for
-    "serve": "copy docs/examples/serve.py, or that for Ray, which docs/serving.md shows",
+    "serve": "copy docs/examples/serve.py, or that for Ray, which docs/serving.md shows"
 }
 LONGEST_ARGUMENT = 1024  # characters
 PARSES_ITSELF = ("train", "prepare")  # which read a --config file first

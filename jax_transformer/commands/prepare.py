@@ -16,10 +16,9 @@ def prepare(*argv: str) -> None:
     named = named_settings(argv, "prepare")
     arguments, initial = new_arguments(named)
     check_values(arguments, initial)
-    settings = arguments.text_settings()
-    run_text = read_corpora(settings, initial.tokenizer, console)
+    run_text = read_corpora(arguments, initial.tokenizer, console)
     if named.dry_run:
-        print("\n".join(try_corpora(run_text, settings, console)))
+        print("\n".join(try_corpora(run_text, arguments, console)))
         return
-    print("\n".join(encode_corpora(run_text, settings, console).report))
-    print(f"kept in {settings.store}; train with the same arguments")
+    print("\n".join(encode_corpora(run_text, arguments, console).report))
+    print(f"kept in {arguments.store}; train with the same arguments")

@@ -14,25 +14,21 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.commands.compilation_cache import keep_compilations
-from jax_transformer.commands.train_arguments import (
-    NO_MODEL,
-    TEXT_SIZES,
-    Arguments,
-    InitialModel,
-    NamedSettings,
-    arguments_of_run,
-    check_resumed,
-    kept_arguments,
-    named_settings,
-    new_arguments,
-    with_teacher,
-)
+from jax_transformer.commands.train_arguments import NamedSettings, named_settings, new_arguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.evaluation import scores
 from jax_transformer.runs import loop
+from jax_transformer.runs.arguments import (
+    TEXT_SIZES,
+    Arguments,
+    arguments_of_run,
+    check_resumed,
+    kept_arguments,
+)
 from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
+from jax_transformer.runs.initial_model import NO_MODEL, InitialModel, with_teacher
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, exclusive_folder
 from jax_transformer.runs.signals import Stopped, stop_requests
@@ -69,8 +65,12 @@ def train(*argv: str) -> None:
         arguments = named.arguments()
         if arguments.keep_freed_memory:
             keep_freed_memory()
-        processes = arguments.coordinator, arguments.num_processes, arguments.process_id
-        distributed.initialize(*processes, lost_after=arguments.lost_after)
+        distributed.initialize(
+            arguments.coordinator,
+            arguments.num_processes,
+            arguments.process_id,
+            lost_after=arguments.lost_after,
+        )
         started, is_main = time.monotonic(), distributed.is_main()
         console.quiet = not is_main
         arguments, initial, resumed = _checked_arguments(named, console)
@@ -83,8 +83,15 @@ def train(*argv: str) -> None:
         show_settings(arguments, settings, mesh, console)
         output = arguments.output
         number_words = arguments.source is None and arguments.text is None
-        judged = corpora.validation_text, arguments.bleu_tokenization, number_words
-        evaluation = Evaluation(settings, *judged, console, mesh, corpora.validation)
+        evaluation = Evaluation(
+            settings=settings,
+            text=corpora.validation_text,
+            tokenization=arguments.bleu_tokenization,
+            exact=number_words,
+            console=console,
+            mesh=mesh,
+            validation=corpora.validation,
+        )
         check = partial(_check_not_taken, arguments, resumed)
         exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
         with stop_requests(console.print) as stop, exclusive:
@@ -94,10 +101,19 @@ def train(*argv: str) -> None:
                 replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
             # The number words are translated at the end only, unless their score selects.
             translating = not number_words or arguments.training.select_by != "loss"
-            measure = evaluation.measure if translating else None
-            others = arguments.tensorboard, mesh, arguments.lost_after, initial.params
-            read = initial.kept, teachers_on(mesh, initial, arguments)
-            run = loop.Run(output, settings, resumed, stop, measure, *others, *read)
+            run = loop.Run(
+                directory=output,
+                settings=settings,
+                resumed=resumed,
+                stop=stop,
+                measure=evaluation.measure if translating else None,
+                tensorboard=arguments.tensorboard,
+                mesh=mesh,
+                lost_after=arguments.lost_after,
+                params=initial.params,
+                init_checkpoint=initial.checkpoint,
+                teachers=teachers_on(mesh, initial, arguments),
+            )
             best = loop.train(run, corpora.training, corpora.validation, console)
         if stop.signal is not None:  # it came after the last step, too late for the loop
             saved = f"the run in {output} is saved, and its model is not written; resume writes it"
@@ -142,8 +158,12 @@ def _checked_arguments(
         changed = settings._replace(config=config, training_config=arguments.training)
         check_same(settings, changed, step)  # before the text is read
         console.print(f"resumed at step {step:,} of {arguments.training.steps:,}")
-        kept = {"generation": settings.generation, "origin": settings.origin}
-        initial = InitialModel(settings.tokenizer, settings.config, **kept)
+        initial = InitialModel(
+            settings.tokenizer,
+            settings.config,
+            generation=settings.generation,
+            origin=settings.origin,
+        )
         initial = with_teacher(initial, arguments)
     check_values(arguments, initial)
     return arguments, initial, resumed
@@ -159,7 +179,8 @@ def _check_not_taken(arguments: Arguments, resumed: CheckpointFolder | None) -> 
 
 def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None:
     """Refuse arguments that cannot work, before any text is read."""
-    check_path(arguments.text_settings().store)
+    check_path(arguments.store)
+    _ = arguments.denoisers  # which refuses settings of noise that it cannot follow
     if initial.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:
@@ -198,16 +219,21 @@ def read_and_encode_text(
 ) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text."""
     expected_sha256 = resumed.settings.text_sha256 if resumed else None
-    text_settings = arguments.text_settings()
-    run_text = read_corpora(text_settings, initial.tokenizer, console)
+    run_text = read_corpora(arguments, initial.tokenizer, console)
     config = model_config(arguments.model, initial.config or run_text.tokenizer)
     check_training(config, arguments.training)
-    encoded = encode_corpora(run_text, text_settings, console, expected_sha256)
+    encoded = encode_corpora(run_text, arguments, console, expected_sha256)
     for line in (*initial.report, *encoded.report):
         console.print(line)
-    text = encoded.tokenizer, encoded.sha256, kept_arguments(arguments)
-    start = initial.generation, initial.origin
-    settings = RunSettings(config, arguments.training, *text, *start)
+    settings = RunSettings(
+        config=config,
+        training_config=arguments.training,
+        tokenizer=encoded.tokenizer,
+        text_sha256=encoded.sha256,
+        arguments=kept_arguments(arguments),
+        generation=initial.generation,
+        origin=initial.origin,
+    )
     return settings, encoded
 
 
@@ -229,7 +255,7 @@ def show_settings(
     console.print(f"training: {', '.join(shown)}")
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
-    console.print(str(attention_choice(mesh, config, training)))
+    console.print(str(attention_choice(mesh.devices.flat[0], config, training)))
     trained, whole = trained_sizes(config, training)
     parts = f": {trained_parts(config, training)}" if training.freeze else ""
     if training.lora_rank is not None:
@@ -253,8 +279,8 @@ def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.text_sha256}
     shared |= {"mesh": describe(mesh)}
     if initial.params is not None:
-        parts = initial.config, initial.params, initial.tokenizer, initial.generation
-        shared["initial model"] = model_digest(TrainedModel(*parts))
+        model = TrainedModel(initial.config, initial.params, initial.tokenizer, initial.generation)
+        shared["initial model"] = model_digest(model)
     if initial.teacher is not None:
         shared["teacher"] = model_digest(initial.teacher)
     return {name: str(value) for name, value in shared.items()}

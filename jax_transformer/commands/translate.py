@@ -90,8 +90,8 @@ class Arguments(ModelArguments):
         # What is not named is left to the model: here it is what contradicts nothing.
         num_hypotheses = self.search.get("num_hypotheses", 1)
         most = 1 + self.search.get("min_new_tokens", 0)
-        left = {"max_new_tokens": most, "beam_size": num_hypotheses}
-        check_sampling(GenerationConfig(**left | self.search), self.seed is not None)
+        unnamed = GenerationConfig(max_new_tokens=most, beam_size=num_hypotheses)
+        check_sampling(dataclasses.replace(unnamed, **self.search), self.seed is not None)
         has_picture = self.files.alignments is not None
         check_split(self.lines.split_sentences, num_hypotheses, has_picture)
 
@@ -105,8 +105,12 @@ def translate(arguments: Arguments) -> None:
     console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     with open_input(arguments.files) as text:
         folder, ignored = local_folder(arguments.model), arguments.ignore_generation_config
-        languages = {"source_lang": arguments.source_lang, "target_lang": arguments.target_lang}
-        model = load(folder, ignore_generation_config=ignored, **languages)
+        model = load(
+            folder,
+            ignore_generation_config=ignored,
+            source_lang=arguments.source_lang,
+            target_lang=arguments.target_lang,
+        )
         model = model.for_text(str(folder)).with_max_length(arguments.max_length, str(folder))
         model = model.with_adapter(arguments.adapter)
         options = vars(arguments.lines) | arguments.search

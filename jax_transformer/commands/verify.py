@@ -4,12 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from jax_transformer.commands.convert import (
-    Weights,
-    file_config,
-    holds_weights_alone,
-    read_source,
-)
+from jax_transformer.commands.convert import Weights, file_config, holds_weights_alone, read_source
 from jax_transformer.convert import to_tensors, to_torch
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.errors import check_installed

@@ -13,26 +13,15 @@ from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
+from jax_transformer.runs.arguments import FILES, Arguments
 from jax_transformer.runs.state import check_equal
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.denoising import (
-    LONGEST_TEXT,
-    Denoiser,
-    DenoisingObjective,
-    Objective,
-)
+from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
 from jax_transformer.text.held_out import held_out
-from jax_transformer.text.parallel_text import (
-    Documents,
-    Reading,
-    Text,
-    TextFiles,
-    is_tsv,
-    read_text,
-)
+from jax_transformer.text.parallel_text import Text, TextFiles, is_tsv, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -47,36 +36,6 @@ from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 # Without validation files this share of the training pairs is held out, but at most so many.
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000
-
-
-class Files(NamedTuple):
-    """The text files of a run; all None for the embedded number words."""
-
-    source: tuple[Path, ...] | None = None
-    target: tuple[Path, ...] | None = None
-    valid_source: tuple[Path, ...] | None = None
-    valid_target: tuple[Path, ...] | None = None
-    text: tuple[Path, ...] | None = None
-    valid_text: tuple[Path, ...] | None = None
-
-
-class TextSettings(NamedTuple):
-    """Which text a run trains on."""
-
-    files: Files
-    weights: tuple[float, ...] | None  # how often the pairs or documents of each file are drawn
-    valid_pairs: int | None  # to hold out of the training text; None: 5 %, from 1 to 1,000
-    seed: int  # chooses the pairs that are held out, and those that train the tokenizer
-    vocabulary: Vocabulary  # of the tokenizer that is trained, where the run has none
-    tokenizer_pairs: int  # most pairs that it is trained on
-    filters: Filters
-    drop_duplicates: bool
-    store: Path  # the folder that keeps what was prepared
-    reading: Reading  # of pairs
-    documents: Documents = "lines"  # of a plain text
-    objective: DenoisingObjective | None = None  # of a plain text; None: there is none
-    denoisers: tuple[Denoiser, ...] = ()
-    prefixes: tuple[str, ...] | None = None  # of the sources of each text that is mixed
 
 
 class RunText(NamedTuple):
@@ -100,75 +59,81 @@ class Corpora(NamedTuple):
     sha256: str  # of the text, the filters and the tokenizer
 
 
-def check_files(settings: TextSettings) -> None:
+def check_files(arguments: Arguments) -> None:
     """Refuse a combination of files that names no task; reads nothing."""
-    files, weights, valid_pairs, *_ = settings
-    columns = settings.reading.columns
+
+    def refuse_if(is_fault: object, message: str) -> None:
+        if is_fault:
+            raise InputError(message)
+
+    files = {name: getattr(arguments, name) or () for name in FILES}
     for source, target in (("source", "target"), ("valid_source", "valid_target")):
-        sources, targets = getattr(files, source), getattr(files, target)
-        if targets and not sources:
-            raise InputError(f"{source}=None: name the file beside {target}={_shown(targets)}")
-        if sources and not targets and not any(map(is_tsv, sources)):
-            raise InputError(f"{target}=None: name the file beside {source}={_shown(sources)}")
-        if sources:
-            TextFiles(sources, targets or ())
-    has_tsv = any(map(is_tsv, [*(files.source or ()), *(files.valid_source or ())]))
-    if columns is not None and not (has_tsv and len(columns) == len({*columns}) == 2):
-        raise InputError(
-            f"tsv_columns={_shown(columns)} needs two numbers, of the columns of source and "
-            "target, and a .tsv file in source or valid_source"
+        sources, targets = files[source], files[target]
+        beside, has_tsv = (
+            f"name the file beside {target}={_shown(targets)}",
+            any(map(is_tsv, sources)),
         )
+        refuse_if(targets and not sources, f"{source}=None: {beside}")
+        beside = f"name the file beside {source}={_shown(sources)}"
+        refuse_if(sources and not (targets or has_tsv), f"{target}=None: {beside}")
+        TextFiles(sources, targets)
+    columns, weights, prefixes = arguments.tsv_columns, arguments.weights, arguments.prefixes
+    has_tsv = any(map(is_tsv, files["source"] + files["valid_source"]))
+    refuse_if(
+        columns is not None and not (has_tsv and len(columns) == len({*columns}) == 2),
+        f"tsv_columns={_shown(columns)} needs two numbers, of the columns of source and target, "
+        "and a .tsv file in source or valid_source",
+    )
     for name in ("source", "text"):
-        if (validation := getattr(files, f"valid_{name}")) and not getattr(files, name):
-            raise InputError(f"{name}=None: name the training text beside {_shown(validation)}")
-    if bool(files.text) != (settings.objective is not None):
-        objective, text = settings.objective or "translation", files.text and _shown(files.text)
-        raise InputError(
-            f"objective={objective!r} with text={text}: a denoising objective and a plain text "
-            "need each other; name both"
-        )
-    groups = [group for group in (files.source, files.text) if group]
-    named, validates = sum(map(len, groups)), files.valid_source or files.valid_text
-    if (len(groups) > 1 or weights is not None) and not validates:
-        raise InputError("texts that are mixed need valid_source or valid_text; name it")
-    if weights is not None and len(weights) != named:
-        raise InputError(
-            f"weights={_shown(weights)} needs a number for each file of source and text"
-        )
-    count = named if weights else len(groups)
-    if settings.prefixes is not None and len(settings.prefixes) != count:
-        raise InputError(
-            f"prefixes={_shown(settings.prefixes)} needs {count}: with weights one for each file, "
-            "else one for the pairs and one for the plain text"
-        )
-    if valid_pairs is None:
-        return
-    if valid_pairs < 1:
-        raise InputError(f"valid_pairs={valid_pairs} must be at least 1")
-    if validates or not groups:
-        raise InputError(
-            f"valid_pairs={valid_pairs} holds pairs out of the training text; it needs source and "
-            "target, and no valid_source and valid_target"
-        )
+        validation = files[f"valid_{name}"]
+        beside = f"name the training text beside {_shown(validation)}"
+        refuse_if(validation and not files[name], f"{name}=None: {beside}")
+    text = _shown(files["text"]) or None
+    refuse_if(
+        (text is None) != (arguments.objective is None),
+        f"objective={arguments.training.objective!r} with text={text}: a denoising objective and a "
+        "plain text need each other; name both",
+    )
+    mixed = [group for group in (files["source"], files["text"]) if group]
+    count, validates = sum(map(len, mixed)), files["valid_source"] or files["valid_text"]
+    refuse_if(
+        (len(mixed) > 1 or weights is not None) and not validates,
+        "texts that are mixed need valid_source or valid_text; name it",
+    )
+    refuse_if(
+        weights is not None and len(weights) != count,
+        f"weights={_shown(weights)} needs a number for each file of source and text",
+    )
+    count = count if weights else len(mixed)
+    refuse_if(
+        prefixes is not None and len(prefixes) != count,
+        f"prefixes={_shown(prefixes)} needs {count}: with weights one for each file, else one for "
+        "the pairs and one for the plain text",
+    )
+    refuse_if(
+        arguments.valid_pairs is not None and (validates or not mixed),
+        f"valid_pairs={arguments.valid_pairs} holds pairs out of the training text; it needs "
+        "source and target, and no valid_source and valid_target",
+    )
 
 
-def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: Console) -> RunText:
+def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Console) -> RunText:
     """Return the text of a run, and its tokenizer; trains one if there is none."""
-    files, seed, store = settings.files, settings.seed, settings.store
-    check_files(settings)
+    seed, store = arguments.training.seed, arguments.store
+    check_files(arguments)
     without = np.zeros(0, np.int64)
-    if files.source is None and files.text is None:
+    if arguments.source is None and arguments.text is None:
         training, validation = number_words.corpus(seed)
         texts, validation = [training], [validation]
     else:
-        texts = [with_known_facts(store, text, console) for text in _training_files(settings)]
-        validation = _validation_texts(settings)
+        texts = [with_known_facts(store, text, console) for text in _training_files(arguments)]
+        validation = _validation_texts(arguments)
         if not validation:
             share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
-            count = settings.valid_pairs or share
-            without, chosen = held_out(store, texts[0], count, seed, console)
+            count = arguments.valid_pairs or share
+            without, chosen = held_out(store, texts[0], count=count, seed=seed, console=console)
             validation = [chosen]
-    prefixes = settings.prefixes or ("",) * len(texts)
+    prefixes = arguments.prefixes or ("",) * len(texts)
     validation = [
         dataclasses.replace(text, sources=tuple(prefixes[0] + line for line in text.sources))
         if text.targets
@@ -180,23 +145,23 @@ def read_corpora(settings: TextSettings, tokenizer: Tokenizer | None, console: C
             store,
             texts,
             without,
-            settings.vocabulary,
-            settings.tokenizer_pairs,
-            CHARACTERS_OF_A_TOKEN * settings.filters.max_length,
-            seed,
-            console,
+            Vocabulary(arguments.vocab_size, arguments.byte_fallback, arguments.sentinels),
+            most_pairs=arguments.tokenizer_pairs,
+            longest=CHARACTERS_OF_A_TOKEN * arguments.filters.max_length,
+            seed=seed,
+            console=console,
         )
     return RunText(texts, without, validation, tokenizer, prefixes)
 
 
-def _training_files(settings: TextSettings) -> list[TextFiles]:
+def _training_files(arguments: Arguments) -> list[TextFiles]:
     """Return what is mixed: with weights each file, else the pairs and the plain text."""
-    files, texts = settings.files, []
-    if files.source:
-        texts.append(TextFiles(files.source, files.target or (), reading=settings.reading))
-    if files.text:
-        texts.append(TextFiles(files.text, reading=_plain(settings)))
-    if settings.weights is None:
+    texts = []
+    if arguments.source:
+        texts.append(TextFiles(arguments.source, arguments.target or (), reading=arguments.reading))
+    if arguments.text:
+        texts.append(TextFiles(arguments.text, reading=arguments.plain_reading))
+    if arguments.weights is None:
         return texts
     return [
         TextFiles(paths[:1], paths[1:], reading=text.reading)
@@ -205,47 +170,41 @@ def _training_files(settings: TextSettings) -> list[TextFiles]:
     ]
 
 
-def _validation_texts(settings: TextSettings) -> list[Text]:
-    files, texts = settings.files, []
-    if files.valid_source:
-        texts.append(read_text(files.valid_source, files.valid_target or (), settings.reading))
-    if files.valid_text:
-        texts.append(read_text(files.valid_text, (), _plain(settings)))
+def _validation_texts(arguments: Arguments) -> list[Text]:
+    texts = []
+    if arguments.valid_source:
+        targets = arguments.valid_target or ()
+        texts.append(read_text(arguments.valid_source, targets, arguments.reading))
+    if arguments.valid_text:
+        texts.append(read_text(arguments.valid_text, (), arguments.plain_reading))
     return texts
 
 
-def _plain(settings: TextSettings) -> Reading:
-    return Reading(bad_lines=settings.reading.bad_lines, documents=settings.documents)
-
-
 def encode_corpora(
-    run_text: RunText,
-    settings: TextSettings,
-    console: Console,
-    expected_sha256: str | None = None,
+    run_text: RunText, arguments: Arguments, console: Console, expected_sha256: str | None = None
 ) -> Corpora:
     """Return the text of a run as ids; the training text is encoded if it is not prepared yet.
 
     Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
     another sha256 than that of a resumed run is refused before it is encoded.
     """
-    tasks, tokenizer = _tasks(run_text, settings), run_text.tokenizer
+    tasks, tokenizer = _tasks(run_text, arguments), run_text.tokenizer
     objectives = [
-        _objective(settings, tokenizer, prefix) if task.text.reading.documents else None
+        _objective(arguments, tokenizer, prefix) if task.text.reading.documents else None
         for task, prefix in zip(tasks, run_text.prefixes, strict=True)
     ]
-    validation, fitting = _validation_corpora(run_text, settings, objectives[-1])
+    validation, fitting = _validation_corpora(run_text, arguments, objectives[-1])
     sha256 = json_digest(
-        [[task.key for task in tasks], settings.weights, *(text.sha256 for text in fitting)]
+        [[task.key for task in tasks], arguments.weights, *(text.sha256 for text in fitting)]
     )
-    if settings.objective and settings.prefixes:
-        sha256 = json_digest([sha256, settings.prefixes])
+    if arguments.objective and arguments.prefixes:
+        sha256 = json_digest([sha256, arguments.prefixes])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
-    if settings.drop_duplicates:
-        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
+    if arguments.drop_duplicates:
+        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
     training = [
-        prepared_corpus(settings.store, task, console).with_objective(objective)
+        prepared_corpus(arguments.store, task, console).with_objective(objective)
         for task, objective in zip(tasks, objectives, strict=True)
     ]
     origin = ""
@@ -256,29 +215,35 @@ def encode_corpora(
         *(f"training: {corpus.counts.report(corpus.unit)}" for corpus in training),
         *(f"validation: {origin}{corpus.counts.report(corpus.unit)}" for corpus in validation),
     )
-    mixed = Corpus.mixed(training, settings.weights), Corpus.mixed(validation)
-    return Corpora(*mixed, fitting[0], tokenizer, report, sha256)
+    return Corpora(
+        training=Corpus.mixed(training, arguments.weights),
+        validation=Corpus.mixed(validation),
+        validation_text=fitting[0],
+        tokenizer=tokenizer,
+        report=report,
+        sha256=sha256,
+    )
 
 
-def _objective(settings: TextSettings, tokenizer: Tokenizer, prefix: str) -> Objective:
+def _objective(arguments: Arguments, tokenizer: Tokenizer, prefix: str) -> Objective:
     """Return what makes the examples of a plain text."""
     if tokenizer.kind == "separate":
         raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
-    special = special_ids(tokenizer, settings.objective, "tokenizer")
-    texts = [prefix + denoiser.prefix for denoiser in settings.denoisers]
+    special = special_ids(tokenizer, arguments.objective, "tokenizer")
+    texts = [prefix + denoiser.prefix for denoiser in arguments.denoisers]
     prefixes = tuple(map(tuple, tokenizer.encode_text(texts)))
-    longest = min(settings.filters.max_length, LONGEST_TEXT)
-    return Objective(settings.denoisers, prefixes, special, longest, settings.seed)
+    longest = min(arguments.filters.max_length, LONGEST_TEXT)
+    return Objective(arguments.denoisers, prefixes, special, longest, arguments.training.seed)
 
 
 def _validation_corpora(
-    run_text: RunText, settings: TextSettings, objective: Objective | None
+    run_text: RunText, arguments: Arguments, objective: Objective | None
 ) -> tuple[list[Corpus], list[Text]]:
     """Return the validation texts as ids, and what of them is kept."""
-    encoded, kept = [], []
-    max_length, tokenizer = settings.filters.max_length, run_text.tokenizer
+    encoded, fitting = [], []
+    max_length, tokenizer = arguments.filters.max_length, run_text.tokenizer
     for text in run_text.validation:
-        skips_bad_lines = settings.reading.bad_lines == "skip"
+        skips_bad_lines = arguments.reading.bad_lines == "skip"
         corpus = encode_text(text, tokenizer, max_length, skips_bad_lines)
         overlong = corpus.counts.dropped["dropped as too long"]
         if overlong and not len(run_text.held_out):
@@ -287,28 +252,35 @@ def _validation_corpora(
                 f"{text.pairs:,} validation pairs; raise it or remove them from the files"
             )
         is_whole = not text.targets or corpus.counts.pairs == text.pairs
-        kept.append(text if is_whole else _fitting(text, tokenizer, max_length))
+        fitting.append(text if is_whole else _fitting(text, tokenizer, max_length))
         encoded.append(corpus.with_objective(None if text.targets else objective))
-    return encoded, kept
+    return encoded, fitting
 
 
-def try_corpora(run_text: RunText, settings: TextSettings, console: Console) -> tuple[str, ...]:
+def try_corpora(run_text: RunText, arguments: Arguments, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(run_text, settings)
-    if settings.drop_duplicates:
-        tasks = [without_duplicates(settings.store, task, console) for task in tasks]
+    tasks = _tasks(run_text, arguments)
+    if arguments.drop_duplicates:
+        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
     return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
 
 
-def _tasks(run_text: RunText, settings: TextSettings) -> list[Task]:
+def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:
     # None is held out where there are several texts.
-    left_out, drops = {"held out for validation": run_text.held_out}, settings.drop_duplicates
+    left_out = {"held out for validation": run_text.held_out}
     tasks = []
     for text, prefix in zip(run_text.training, run_text.prefixes, strict=True):
-        of_pairs = settings.filters, left_out, drops, prefix
-        of_documents = Filters(LONGEST_TEXT), left_out, drops
-        options = of_documents if text.reading.documents else of_pairs
-        tasks.append(corpus_task(text, run_text.tokenizer, *options))
+        is_plain = text.reading.documents is not None
+        tasks.append(
+            corpus_task(
+                text,
+                run_text.tokenizer,
+                filters=Filters(LONGEST_TEXT) if is_plain else arguments.filters,
+                left_out=left_out,
+                drop_duplicates=arguments.drop_duplicates,
+                prefix="" if is_plain else prefix,
+            )
+        )
     return tasks
 
 
@@ -325,5 +297,5 @@ def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
     return dataclasses.replace(text, sources=sources, targets=targets)
 
 
-def _shown(values: Sequence[Path | float | int | str]) -> str:
-    return " ".join(map(str, values))
+def _shown(values: Sequence[Path | float | int | str] | None) -> str:
+    return " ".join(map(str, values or ()))

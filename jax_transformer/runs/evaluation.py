@@ -6,29 +6,34 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.adapters import lora, write_adapter
+from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding import generate
 from jax_transformer.errors import InputError
 from jax_transformer.evaluation import scores
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.loop import Best
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.model_settings import trained_model
-from jax_transformer.runs.restoration import restored_shares
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.folder import ADAPTER, MODEL
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
+from jax_transformer.text.batches import pad
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.plan import BatchSettings, plan_epoch
 from jax_transformer.translation import alignment_plot, model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import translate
 
 GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
+EXAMPLES = 64  # of each denoiser, at most, that are restored
 SAMPLES = 5  # translations that are shown at an evaluation
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
 AXES = {  # of the curves: label of each panel, from the top; the values that it draws, in words
@@ -60,8 +65,8 @@ class Evaluation:
         """Show scores and translations of the parameters; return the values for the log."""
         shares = {}
         if self.validation.has_texts:
-            model = params, self.settings.config
-            shares = restored_shares(*model, self.validation, self.settings.training_config)
+            config, training_config = self.settings.config, self.settings.training_config
+            shares = restored_shares(params, config, self.validation, training_config)
             shown = (f"{task} {share:.1%}" for task, share in shares.items())
             self.console.print(f"tokens restored exactly: {', '.join(shown)}")
         values = {f"validation_restored_{task}": share for task, share in shares.items()}
@@ -95,15 +100,20 @@ class Evaluation:
         model_folder.write(output / MODEL, model, self.settings.origin)
         self.console.print(f"model of step {best.step:,} written to {output}")
         if adapter := lora.detach(best.params):
-            origin, dropout = self.settings.origin, self.settings.training_config.lora_dropout
-            family = None if origin is None else origin.model_type
-            options = {"family": family, "dropout": dropout, "overwrite": True}
-            write_adapter(output / ADAPTER, adapter, self.settings.config, **options)
+            origin = self.settings.origin
+            write_adapter(
+                output / ADAPTER,
+                adapter,
+                self.settings.config,
+                family=None if origin is None else origin.model_type,
+                dropout=self.settings.training_config.lora_dropout,
+                overwrite=True,
+            )
             self.console.print(f"its adapter alone, a folder of PEFT: {output / ADAPTER}")
         else:  # that of a run that this one has overwritten
             shutil.rmtree(output / ADAPTER, ignore_errors=True)
         pictures = {
-            output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE)),
+            output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE))
         }
         if self.text.targets:
             pictures[output / ATTENTION] = lambda path: self._draw_attention(model, path)
@@ -131,6 +141,29 @@ class Evaluation:
         best = list(translate(model, lines, **GREEDY))
         drawn = alignment_plot.alignments(model, lines, best)
         alignment_plot.draw(picture, drawn, overwrite=True)
+
+
+def restored_shares(
+    params: Params, config: TransformerConfig, validation: Corpus, settings: BatchSettings
+) -> dict[str, float]:
+    """Return, for each denoiser, the share of its target tokens that greedy search gives.
+
+    A token counts if it stands at its place; EOS is one. The examples are the same at each call.
+    """
+    shares = {}
+    for task, corpus in validation.by_task().items():
+        if not corpus.has_texts:
+            continue
+        pieces = plan_epoch(corpus, settings, 0)[0].pieces[:EXAMPLES]
+        sides = corpus.read_pieces(pieces).sides()
+        sources, targets = ([ids.tolist() for ids in side] for side in zip(*sides, strict=True))
+        longest = max(map(len, targets)) - 1  # BOS is given
+        src = pad(sources, config.pad_id)
+        found = generate(params, config, src, max_new_tokens=longest, beam_size=1)
+        tokens = np.asarray(found.tokens)[:, 0]
+        expected = pad([target[1:] for target in targets], -1, tokens.shape[1])
+        shares[task] = float((tokens == expected).sum() / (expected >= 0).sum())
+    return shares
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:

@@ -45,6 +45,7 @@ from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.step import (
     EvaluationStep,
     TrainStep,
+    batch_shapes,
     sharded_evaluation_step,
     sharded_init_state,
     sharded_train_step,
@@ -72,7 +73,8 @@ class Run:
     mesh: Mesh = dataclasses.field(default_factory=make_mesh)
     lost_after: int = 120  # seconds without a step after which several processes end
     params: Params | None = None  # of a new run, float32 and on the host; None draws them
-    kept: CheckpointFolder | None = None  # of another run; `settings.arguments` say what of it
+    # The checkpoint of the run in --init; the argument `init_keeps` names the parts to take.
+    init_checkpoint: CheckpointFolder | None = None
     teachers: tuple[Teacher, ...] = ()  # that the steps learn from, on the mesh: one, or none
 
 
@@ -109,16 +111,13 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
     count = len(layout.shapes)
     console.print(f"compiling the training step for {count} batch shape{'s' * (count > 1)}")
     with run.stop.during("the compilation and one step"):
-        settings = run.settings.config, training_config
-        step, steps = sharded_train_step(run.mesh, *settings, *run.teachers), {}
+        steps = {}
+        step = sharded_train_step(run.mesh, run.settings.config, training_config, *run.teachers)
         for rows, length in layout.shapes:
-            shape = filled_rows(rows, run.mesh, training_config.num_microbatches), length
-            src = jax.ShapeDtypeStruct(shape, jnp.int32)
+            rows = filled_rows(rows, run.mesh, training_config.num_microbatches)
             target_length = layout.target_length or length
-            tgt = jax.ShapeDtypeStruct((shape[0], target_length), jnp.int32)
-            segments = (None, None) if training_config.batching == "buckets" else (src, tgt)
-            batch = Batch(src, tgt, tgt, *segments)
-            steps[shape] = step.lower(start.state, batch, *run.teachers).compile()
+            batch = batch_shapes(training_config, rows, length, target_length)
+            steps[batch.src.shape] = step.lower(start.state, batch, *run.teachers).compile()
     console.print(f"compiled in {time.monotonic() - started:.1f} s")
     with _open_outputs(run, start.progress, training, validation, console) as outputs:
         outputs.checkpoints.save(start)
@@ -253,9 +252,9 @@ def _start(run: Run) -> RunCheckpoint:
         if steps_in(run.directory / CHECKPOINTS):
             raise InputError(f"{run.directory}: holds a run already; resume it or name another")
         state = sharded_init_state(run.mesh, config, training_config, run.params)
-        if run.kept is not None:
+        if run.init_checkpoint is not None:
             parts = run.settings.arguments["init_keeps"]
-            state = with_kept(state, run.kept.read(run.mesh).state, parts)
+            state = with_kept(state, run.init_checkpoint.read(run.mesh).state, parts)
         return RunCheckpoint(RunProgress(int(state.step)), state, None)
     nonfinite = json.dumps(read_nonfinite(run.directory)).encode()
     positions = [Position(*values) for values in json.loads(distributed.from_main(nonfinite))]
@@ -282,7 +281,7 @@ def _open_outputs(
             for task, plan in plans.items()
         }
 
-    logged = 0 if run.kept else progress.step - len(progress.window)
+    logged = 0 if run.init_checkpoint else progress.step - len(progress.window)
     if distributed.is_main():  # which alone writes a log
         run.directory.mkdir(parents=True, exist_ok=True)
     directory = run.directory if distributed.is_main() else None
@@ -309,7 +308,9 @@ def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
         layout = epoch_layout(corpus, training_config)
         batches = []
         for position in (*progress.skipped, *progress.nonfinite):
-            plan = plan_window(corpus, training_config, layout, position.epoch, position.window)
+            plan = plan_window(
+                corpus, training_config, layout, epoch=position.epoch, window=position.window
+            )
             pairs = plan[position.batch].members.tolist()
             batches.append(position._asdict() | {"pairs": pairs})
         replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())

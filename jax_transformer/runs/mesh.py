@@ -18,14 +18,17 @@ from jax_transformer.training.config import TrainingConfig
 def fill_rows(
     plan: list[PlannedBatch], mesh: Mesh | AbstractMesh, num_microbatches: int
 ) -> list[PlannedBatch]:
-    """Return a plan with the rows of `filled_rows`; rows of padding change no loss, no dropout."""
+    """Return a plan whose batches have the rows of `filled_rows`."""
     return [
         planned._replace(rows=filled_rows(planned.rows, mesh, num_microbatches)) for planned in plan
     ]
 
 
 def filled_rows(rows: int, mesh: Mesh | AbstractMesh, num_microbatches: int) -> int:
-    """Return the rows of a batch, up to a multiple of row shards times microbatches."""
+    """Round the rows of a batch up to a multiple of row shards times microbatches.
+
+    Rows of padding change neither the loss nor the dropout.
+    """
     return rows + -rows % (row_shards(mesh) * num_microbatches)
 
 
@@ -39,14 +42,16 @@ def sharded_epoch(
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of `epoch_batches`, sharded over the mesh."""
     local_rows = cache(partial(_local_rows, mesh=mesh))
-    parts = training_config.num_microbatches
+
+    def rows_of(planned: PlannedBatch) -> int:
+        return filled_rows(planned.rows, mesh, training_config.num_microbatches)
 
     def rows_to_read(planned: PlannedBatch) -> PlannedBatch:
-        (filled,) = fill_rows([planned], mesh, parts)
-        return take_rows(filled, local_rows(filled.rows))
+        rows = rows_of(planned)
+        return take_rows(planned._replace(rows=rows), local_rows(rows))
 
     for numbered in epoch_batches(corpus, training_config, layout, epoch, first, rows_to_read):
-        rows = filled_rows(numbered.planned.rows, mesh, parts)
+        rows = rows_of(numbered.planned)
         spread = partial(_spread, mesh, rows, local_rows(rows))
         yield numbered._replace(batch=jax.tree.map(spread, numbered.batch))
 

@@ -22,8 +22,7 @@ from jax_transformer.training.step import Metrics, TrainState
 MOST_NONFINITE = 10
 # Training settings that decide when the run ends, what it keeps and how much memory it takes, but
 # not the outcome of a step.
-MAY_CHANGE = ("steps", "cooldown_steps", "patience", "evaluation_interval", "remat")
-MAY_CHANGE += ("keep_checkpoints",)
+MAY_CHANGE = {each.name for each in dataclasses.fields(TrainingConfig) if each.metadata}
 KEPT = "; a resumed run keeps it"  # follows what differs, in the message about a setting
 OTHERWISE = "; for another, start a new run from this one, by --init and --init-keeps"
 
@@ -164,13 +163,13 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
         if _digest(origin) != read["origin_sha256"]:
             raise ValueError("the origin's sha256 differs")
     return RunSettings(
-        TransformerConfig.from_dict(read["config"]),
-        TrainingConfig(**checked_fields(TrainingConfig, read["training_config"])),
-        tokenizer,
-        read["text_sha256"],
-        read["arguments"],
-        with_tuples(read["generation"]),
-        origin,
+        config=TransformerConfig.from_dict(read["config"]),
+        training_config=TrainingConfig(**checked_fields(TrainingConfig, read["training_config"])),
+        tokenizer=tokenizer,
+        text_sha256=read["text_sha256"],
+        arguments=read["arguments"],
+        generation=with_tuples(read["generation"]),
+        origin=origin,
     )
 
 
@@ -197,9 +196,9 @@ def progress_to_json(progress: RunProgress) -> dict[str, Any]:
 
 def progress_from_json(read: dict[str, Any]) -> RunProgress:
     """Return the progress."""
-    positions = {
-        name: tuple(Position(*position) for position in read[name])
-        for name in ("nonfinite", "skipped")
-    }
-    window = tuple((Position(*position), Metrics(**values)) for position, values in read["window"])
-    return RunProgress(**read | positions | {"next": Position(*read["next"]), "window": window})
+    return RunProgress(**read)._replace(
+        next=Position(*read["next"]),
+        nonfinite=tuple(Position(*position) for position in read["nonfinite"]),
+        skipped=tuple(Position(*position) for position in read["skipped"]),
+        window=tuple((Position(*place), Metrics(**values)) for place, values in read["window"]),
+    )

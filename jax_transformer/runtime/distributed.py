@@ -95,6 +95,7 @@ def initialize(
         lost_after: Seconds of silence after which a process counts as lost.
     """
     named = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    detection = None  # JAX's own, of what a cluster says
     _check_range("lost_after", lost_after, 1, MOST)
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
@@ -113,7 +114,7 @@ def initialize(
             _check_is_here(host, port)
         where = f"at coordinator={coordinator}"
         # Named processes do not use what JAX detects of a cluster, not even its devices.
-        named["cluster_detection_method"] = "deactivate"
+        detection = "deactivate"
 
     # The handler of SIGTERM of this service would replace Python's handler.
     jax.config.update("jax_enable_preemption_service", False)
@@ -124,8 +125,10 @@ def initialize(
     with Watchdog(float(start_timeout), message):
         try:
             jax.distributed.initialize(
-                named.pop("coordinator"),
-                **named,
+                coordinator,
+                num_processes,
+                process_id,
+                cluster_detection_method=detection,
                 initialization_timeout=start_timeout + GRACE,
                 heartbeat_timeout_seconds=lost_after + GRACE,
                 # At the end the others wait for what process 0 still writes; heartbeats continue.

@@ -8,7 +8,8 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -52,12 +53,12 @@ class Generation(NamedTuple):
     dimensions: int  # of a slice, as in 2x4
     whole_host: int  # most chips of a slice on a single host
     most: int  # chips of the largest slice (Google Cloud, "TPU versions")
-    # What libtpu calls a chip whose two TensorCores are one device; None where a chip is one.
-    chip_config: str | None = None
+    # What libtpu is told where the two TensorCores of a chip are one device.
+    options: Mapping[str, str] = MappingProxyType({})
 
 
 GENERATIONS = {
-    "v4": Generation(3, 4, 4096, "megacore"),
+    "v4": Generation(3, 4, 4096, {"chip_config_name": "megacore"}),
     "v5e": Generation(2, 8, 256),
     "v5p": Generation(3, 4, 8960),
     "v6e": Generation(2, 8, 256),
@@ -189,13 +190,12 @@ def topology_devices(name: str) -> Sequence[jax.Device]:
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
     single = math.prod(sizes) <= generation.whole_host
-    options = {} if generation.chip_config is None else {"chip_config_name": generation.chip_config}
     try:
         return topologies.get_topology_desc(
             platform="tpu",
             topology_name=name,
             chips_per_host_bounds=(*sizes, 1)[:3] if single else HOST,
-            **options,
+            **generation.options,
         ).devices
     except jax.errors.JaxRuntimeError as error:
         line = " ".join(str(error).split())

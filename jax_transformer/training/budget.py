@@ -9,7 +9,6 @@ import re
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from jax_transformer.config import Stack, TransformerConfig
@@ -21,10 +20,9 @@ from jax_transformer.model.tree import STACKS, parameter_shardings
 from jax_transformer.runtime import sharding
 from jax_transformer.runtime.host_memory import check_memory
 from jax_transformer.runtime.topologies import Device, compile_for_topology, topology_devices
-from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_sizes
-from jax_transformer.training.step import sharded_train_step, state_shapes
+from jax_transformer.training.step import batch_shapes, sharded_train_step, state_shapes
 
 BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
@@ -33,31 +31,24 @@ MASK = 1  # bytes of an element of a dropout mask
 
 # The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
 # those of the base model, and for how many steps the paper trains them (section 5.2).
-SIZES = {
-    "base": ({}, 100_000),
-    "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000),
-}
+SIZES = {"base": ({}, 100_000), "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000)}
+
+
+HALF_PRECISION = TrainingConfig(compute_dtype="bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The size of a training step; fields of the same names as in `TrainingConfig` are those."""
+    """The size of a training step, and how it is computed."""
 
     rows: int  # of the global batch; padded to a multiple of the mesh's data * fsdp
     length: int  # of a source and of a target, in tokens
-    compute_dtype: str = "bfloat16"
     mesh: str = "data=1"  # sizes of the axes, as in "data=8,fsdp=4"
-    freeze: tuple[str, ...] = ()  # frozen parameters have no gradients and no moments
-    scan_layers: bool = False
-    lora_rank: int | None = None  # of an adapter, which alone is trained then
-    lora_targets: tuple[str, ...] = TrainingConfig.lora_targets
+    training: TrainingConfig = HALF_PRECISION
 
     def __post_init__(self) -> None:
-        for name in ("rows", "length"):
-            check_whole_number(name, getattr(self, name), least=1)
-        if self.compute_dtype not in BYTES:
-            words = " or ".join(BYTES)
-            raise InputError(f"compute_dtype={self.compute_dtype!r} must be one of {words}")
+        check_whole_number("rows", self.rows, least=1)
+        check_whole_number("length", self.length, least=1)
 
 
 class Budget(NamedTuple):
@@ -96,9 +87,9 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     mesh = _abstract_mesh(workload.mesh)
     if config.d_model > WIDEST:
         raise InputError(f"d_model={config.d_model} must be at most {WIDEST} for a budget")
-    params = state_shapes(config, training_config_of(workload)).params
+    training, params = workload.training, state_shapes(config, workload.training).params
     on_device = _parameters_on_device(params, mesh, config)
-    trained = _parameters_on_device(trainable(params, workload.freeze), mesh, config)
+    trained = _parameters_on_device(trainable(params, training.freeze), mesh, config)
     rows = workload.rows + -workload.rows % sharding.row_shards(mesh)
     rows_on_device = rows // sharding.row_shards(mesh)
     parts, loss = 1, 0
@@ -106,7 +97,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         parts = min(Execution.for_platform("tpu").loss_parts, workload.length)
         logits = rows_on_device * math.ceil(workload.length / parts) * config.tgt_vocab_size
         head = config.d_model * config.tgt_vocab_size
-        loss = BYTES[workload.compute_dtype] * logits + 4 * head
+        loss = BYTES[training.compute_dtype] * logits + 4 * head
     per_row = activations_per_row(config, workload, mesh.shape["tensor"], parts)
     flops = step_flops(config, rows, workload.length)
     return Budget(
@@ -114,7 +105,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         num_devices=mesh.size,
         rows=rows,
         parameters=4 * on_device,
-        gradients=BYTES[workload.compute_dtype] * trained,
+        gradients=BYTES[training.compute_dtype] * trained,
         adam_moments=4 * ADAM_MOMENTS * trained,
         loss=loss,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
@@ -132,7 +123,8 @@ def activations_per_row(
     operations as well. With rematerialisation, what one layer keeps is added; with several
     `loss_parts`, no logits are kept. `tensor` devices divide heads, inner features and vocabulary.
     """
-    width, length, size = config.d_model, workload.length, BYTES[workload.compute_dtype]
+    width, length = config.d_model, workload.length
+    size = BYTES[workload.training.compute_dtype]
 
     def layer(stack: Stack) -> dict[str, float]:
         """Bytes of a token that a layer of a stack keeps."""
@@ -146,7 +138,7 @@ def activations_per_row(
         # The products with kernels.
         dots = sublayers + attentions * (heads + keys_and_values) + products
         everything = dots + attentions * (scores + heads)
-        if workload.scan_layers:
+        if workload.training.scan_layers:
             everything += sublayers + attentions * scores + inner
         residual_masks = MASK * sublayers * (config.dropout > 0)
         masks = attentions * scores * (config.attention_dropout_rate > 0)
@@ -168,33 +160,21 @@ def activations_per_row(
     return kept
 
 
-def training_config_of(workload: Workload, **fields: str | bool) -> TrainingConfig:
-    """Return the settings of a step of this size, with other fields replaced."""
-    names = ("compute_dtype", "freeze", "scan_layers", "lora_rank", "lora_targets")
-    return TrainingConfig(**{name: getattr(workload, name) for name in names}, **fields)
-
-
 def compile_step(
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    workload: Workload,
-    topology: str,
-    target_length: int | None = None,
+    config: TransformerConfig, workload: Workload, topology: str, target_length: int | None = None
 ) -> jax.stages.Compiled:
     """Compile `sharded_train_step` for a slice of TPUs or GPUs, with the rows of padding.
 
     A target of None has the length of the source.
     """
+    training, length = workload.training, workload.length
     mesh = sharding.make_mesh(workload.mesh, topology_devices(topology))
-    config = dataclasses.replace(config, max_length=max(workload.length, config.max_length))
-    parts = sharding.row_shards(mesh) * training_config.num_microbatches
-    rows = workload.rows + -workload.rows % parts
-    lengths = workload.length, target_length or workload.length
-    src, tgt = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in lengths)
-    segments = (src, tgt) if training_config.batching == "packed" else (None, None)
-    batch = Batch(src, tgt, tgt, *segments)
-    step = sharded_train_step(mesh, config, training_config)
-    return compile_for_topology(step.lower(state_shapes(config, training_config), batch), topology)
+    config = dataclasses.replace(config, max_length=max(length, config.max_length))
+    rows = workload.rows
+    rows += -rows % (sharding.row_shards(mesh) * training.num_microbatches)
+    batch = batch_shapes(training, rows, length, target_length or length)
+    step = sharded_train_step(mesh, config, training)
+    return compile_for_topology(step.lower(state_shapes(config, training), batch), topology)
 
 
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:

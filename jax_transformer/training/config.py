@@ -1,6 +1,7 @@
 """How a model is trained: the settings of section 5."""
 
 import dataclasses
+from dataclasses import field
 from typing import Annotated, Literal, no_type_check
 
 from msgspec import Meta
@@ -20,6 +21,11 @@ Objective = Literal["translation", "span_corruption", "ul2", "infilling", "prefi
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu", "chrf"]
+
+
+# The metadata of a field that may change when a run is resumed: the run's own value holds unless
+# another one is named. A field without it keeps the run's value, and another one is refused.
+CHANGEABLE = {"resumed": "changeable"}
 
 
 @no_type_check  # its own checks give the messages; the type checks of the tests would come first
@@ -94,12 +100,12 @@ class TrainingConfig:
         seed: Seed of initialisation, batch order, dropout and the choice of held-out pairs.
     """
 
-    steps: Count = 2600
+    steps: Count = field(default=2600, metadata=CHANGEABLE)
     schedule: Schedule = "noam"
     warmup_steps: Count = 600
     learning_rate_factor: Positive = 0.6
     learning_rate: Positive = 1e-3
-    cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = field(default=0, metadata=CHANGEABLE)
     optimizer: Optimizer = "adam"
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.98
@@ -116,7 +122,7 @@ class TrainingConfig:
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None
     compute_dtype: ComputeDtype = "float32"
     gradient_dtype: ComputeDtype = "bfloat16"
-    remat: Remat = "none"
+    remat: Remat = field(default="none", metadata=CHANGEABLE)
     scan_layers: bool = False
     objective: Objective = "translation"
     noise_density: Annotated[float, Meta(gt=0, lt=1)] | None = None
@@ -126,10 +132,10 @@ class TrainingConfig:
     batching: Batching = "buckets"
     bucket_count: Count = 7
     pack_length: Count = 128
-    evaluation_interval: Count = 325
+    evaluation_interval: Count = field(default=325, metadata=CHANGEABLE)
     select_by: Criterion = "loss"
-    patience: Count | None = None
-    keep_checkpoints: Count = 3
+    patience: Count | None = field(default=None, metadata=CHANGEABLE)
+    keep_checkpoints: Count = field(default=3, metadata=CHANGEABLE)
     bpe_dropout: Share = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 

@@ -50,11 +50,49 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    hidden = _forward(of_body, body, batch, execution, dropout_key)
+    masks = batch_masks(batch, config)
+    memory = encode(
+        of_body,
+        body,
+        batch.src,
+        masks.src_mask,
+        src_positions=masks.src_positions,
+        dropout_key=dropout_key,
+        execution=execution,
+    )
+    hidden = decode(
+        of_body,
+        body,
+        batch.tgt_in,
+        memory,
+        tgt_mask=masks.tgt_mask,
+        src_mask=masks.memory_mask,
+        tgt_positions=masks.tgt_positions,
+        dropout_key=dropout_key,
+        execution=execution,
+    )
 
     if teacher is not None:
         check_teacher(teacher, config)
-        teacher_logits = _forward(teacher.params, teacher.config, batch, execution)
+        masks = batch_masks(batch, teacher.config)
+        memory = encode(
+            teacher.params,
+            teacher.config,
+            batch.src,
+            masks.src_mask,
+            src_positions=masks.src_positions,
+            execution=execution,
+        )
+        teacher_logits = decode(
+            teacher.params,
+            teacher.config,
+            batch.tgt_in,
+            memory,
+            tgt_mask=masks.tgt_mask,
+            src_mask=masks.memory_mask,
+            tgt_positions=masks.tgt_positions,
+            execution=execution,
+        )
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
@@ -76,25 +114,6 @@ def batch_loss(
     else:
         total = loss(head, hidden, targets)
     return total, jnp.sum(targets != config.pad_id)
-
-
-def _forward(
-    params: Params,
-    config: TransformerConfig,
-    batch: Batch,
-    execution: Execution,
-    dropout_key: PRNGKeyArray | None = None,
-) -> Float[Array, "rows length out"]:
-    """Return what the model makes of a batch: logits, or hidden states where it projects none."""
-    masks = batch_masks(batch, config)
-    options = {"dropout_key": dropout_key, "execution": execution}
-    memory = encode(
-        params, config, batch.src, masks.src_mask, src_positions=masks.src_positions, **options
-    )
-    attending = memory, masks.tgt_mask, masks.memory_mask
-    return decode(
-        params, config, batch.tgt_in, *attending, tgt_positions=masks.tgt_positions, **options
-    )
 
 
 def check_batch(batch: Batch) -> None:
@@ -218,15 +237,15 @@ def batch_masks(batch: Batch, config: TransformerConfig) -> BatchMasks:
     check_rows("tgt", batch.tgt_in, batch.src.shape[0], "src")
     if batch.src_segments is None:
         src_mask = source_mask(batch.src, config)
-        return BatchMasks(src_mask, None, src_mask)
+        return BatchMasks(src_mask=src_mask, tgt_mask=None, memory_mask=src_mask)
     check_packs(config)
     src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
     return BatchMasks(
-        SegmentMask(src_segments, src_segments),
-        SegmentMask(tgt_segments, tgt_segments, causal=True),
-        SegmentMask(src_segments, tgt_segments),
-        segment_positions(src_segments),
-        segment_positions(tgt_segments),
+        src_mask=SegmentMask(src_segments, src_segments),
+        tgt_mask=SegmentMask(tgt_segments, tgt_segments, causal=True),
+        memory_mask=SegmentMask(src_segments, tgt_segments),
+        src_positions=segment_positions(src_segments),
+        tgt_positions=segment_positions(tgt_segments),
     )
 
 

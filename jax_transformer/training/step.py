@@ -1,6 +1,7 @@
 """The training step: a pure function for any optimizer of optax, and that of a run on a mesh."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for, execution_on
+from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_decoder, check_execution
@@ -74,7 +75,13 @@ def make_train_step(
         InputError: An argument has another type than this. The step raises it where the fields of
             its batch do not fit together, or a pattern matches no parameter.
     """
-    _check_parts_of_step(config, optimizer, execution)
+    check_config(config)
+    check_decoder(config)
+    check_execution(execution)
+    if not hasattr(optimizer, "update"):
+        raise InputError(
+            f"optimizer={shorten(optimizer)} must be one of optax, for example optax.sgd(0.1)"
+        )
     smoothing = checked("label_smoothing", label_smoothing, Share)
     parts = checked("num_microbatches", num_microbatches, Count)
     patterns = checked("freeze", freeze, tuple[str, ...])
@@ -102,7 +109,7 @@ def make_train_step(
             loss, gradients = differentiate(trained, batch, dropout_key)
         else:
             split = _split_rows(batch, parts, config.pad_id)
-            loss, gradients = _sum_of_parts(differentiate, trained, split, dropout_key)
+            loss, gradients = _sum_of_microbatches(differentiate, trained, split, dropout_key)
         if not isinstance(optimizer_state, GuardState):  # which refuses the step
             # Else the rows of tables that no id names would look right.
             finite = jnp.isfinite(loss)
@@ -114,17 +121,7 @@ def make_train_step(
     return step
 
 
-def _check_parts_of_step(config: Any, optimizer: Any, execution: Any) -> None:
-    check_config(config)
-    check_decoder(config)
-    check_execution(execution)
-    if not hasattr(optimizer, "update"):
-        raise InputError(
-            f"optimizer={shorten(optimizer)} must be one of optax, for example optax.sgd(0.1)"
-        )
-
-
-def _sum_of_parts(
+def _sum_of_microbatches(
     differentiate: Callable[..., tuple[Float[Array, ""], Params]],
     trained: Params,
     split: Batch,
@@ -227,27 +224,21 @@ def with_kept(state: TrainState, earlier: TrainState, parts: Collection[str]) ->
 TrainStep = Callable[..., tuple[TrainState, Metrics]]  # of a state, a batch, perhaps a teacher
 EvaluationStep = Callable[[Params, Batch], tuple[Float[Array, ""], Int[Array, ""]]]
 
-STATIC = ("config", "training_config", "execution", "mesh")  # each new value is a compilation
 
-
-def _train_step(
-    state: TrainState,
-    batch: Batch,
+def make_run_step(
     config: TransformerConfig,
     training_config: TrainingConfig,
     execution: Execution | None = None,
     mesh: AbstractMesh | None = None,
-    teacher: Teacher | None = None,
-) -> tuple[TrainState, Metrics]:
-    """Return the state of a run after one step on a batch, and the step's metrics.
+) -> TrainStep:
+    """Return the training step of a run: that of `make_train_step` with `run_optimizer`.
 
-    The step is that of `make_train_step` with `run_optimizer`. The compiled step, `train_step`, is
-    donated its argument `state`: do not use it afterwards.
+    It takes the state of the run, a batch and perhaps a `Teacher`, and returns the state after the
+    step and the step's metrics. `jax.jit` may donate it the state.
 
     Args:
         execution: As `training_execution` returns it; None is that of a CPU.
         mesh: The mesh that the rows and the parameters are split over; None is one device.
-        teacher: A model to learn from; None learns from the targets alone.
 
     Raises:
         InputError: As `make_train_step`.
@@ -263,35 +254,47 @@ def _train_step(
         freeze=training_config.freeze,
         gradient_dtype="bfloat16" if half else "float32",
     )
-    dropout_key = jax.random.fold_in(state.key, state.step)
-    with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
-        params, optimizer_state, loss = step(
-            state.params, state.optimizer_state, batch, dropout_key, teacher
-        )
-    finite, spike = optimizer_state.finite, optimizer_state.spike
-    learning_rate = learning_rate_schedule(config, training_config)(state.step)
-    target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
-    new_state = TrainState(params, optimizer_state, state.step + (finite & ~spike), state.key)
-    return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
+
+    def train_step(
+        state: TrainState, batch: Batch, teacher: Teacher | None = None
+    ) -> tuple[TrainState, Metrics]:
+        dropout_key = jax.random.fold_in(state.key, state.step)
+        with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
+            params, optimizer_state, loss = step(
+                state.params, state.optimizer_state, batch, dropout_key, teacher
+            )
+        finite, spike = optimizer_state.finite, optimizer_state.spike
+        learning_rate = learning_rate_schedule(config, training_config)(state.step)
+        target_tokens = jnp.sum(batch.tgt_out != config.pad_id)
+        new_state = TrainState(params, optimizer_state, state.step + (finite & ~spike), state.key)
+        return new_state, Metrics(loss, target_tokens, learning_rate, finite, spike)
+
+    return train_step
 
 
-train_step = jax.jit(_train_step, static_argnames=STATIC, donate_argnames="state")
-
-
-def evaluation_step(
-    params: Params,
-    batch: Batch,
+def make_evaluation_step(
     config: TransformerConfig,
     training_config: TrainingConfig,
     execution: Execution = DEFAULT_EXECUTION,
     mesh: AbstractMesh | None = None,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """Return the objective of a batch without dropout, as (sum, count)."""
-    check_batch(batch)
-    smoothing = training_config.label_smoothing
-    with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
-        params = _in_dtype(params, config, training_config.compute_dtype)
-        return batch_loss(params, batch, config, smoothing, execution=execution)
+) -> EvaluationStep:
+    """Return the function of parameters and a batch whose (sum, count) is the objective.
+
+    It drops nothing. Arguments as `make_run_step`.
+    """
+
+    def evaluation_step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
+        check_batch(batch)
+        with use_abstract_mesh(mesh) if mesh else contextlib.nullcontext():
+            return batch_loss(
+                _in_dtype(params, config, training_config.compute_dtype),
+                batch,
+                config,
+                training_config.label_smoothing,
+                execution=execution,
+            )
+
+    return evaluation_step
 
 
 def state_shapes(config: TransformerConfig, training_config: TrainingConfig) -> TrainState:
@@ -320,51 +323,71 @@ def sharded_init_state(
     return jax.jit(make, out_shardings=places)(params)
 
 
+def batch_shapes(
+    training_config: TrainingConfig, rows: int, length: int, target_length: int
+) -> Batch:
+    """Return the shapes and dtypes of a batch of a run, without any array."""
+    src = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    tgt = jax.ShapeDtypeStruct((rows, target_length), jnp.int32)
+    if training_config.batching == "packed":
+        return Batch(src, tgt, tgt, src_segments=src, tgt_segments=tgt)
+    return Batch(src, tgt, tgt)
+
+
 def attention_choice(
-    mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
+    device: jax.Device,
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    trains: bool = True,
 ) -> AttentionChoice:
-    """Return which implementation of attention `sharded_train_step` uses, and why."""
-    device, dtype = mesh.devices.flat[0], training_config.compute_dtype
-    dropped = config.attention_dropout_rate > 0
-    return choose_for(device, dtype, config, dropped)
+    """Return which implementation of attention a run uses on a device, and why.
+
+    Args:
+        trains: Whether attention weights may be dropped: they are not in an evaluation.
+    """
+    return choose_for(
+        device,
+        training_config.compute_dtype,
+        config,
+        dropped=trains and config.attention_dropout_rate > 0,
+    )
 
 
 def training_execution(
     device: jax.Device | None, config: TransformerConfig, training_config: TrainingConfig
 ) -> Execution:
     """Return how a training step is executed on a device; None is any CPU."""
-    dtype, wide = training_config.compute_dtype, training_config.gradient_dtype == "float32"
-    fields = {
-        "remat": training_config.remat,
-        "scan_layers": training_config.scan_layers,
-        "lora_dropout": training_config.lora_dropout,
+    dtype, execution = training_config.compute_dtype, Execution()
+    if device is not None:
+        attention = attention_choice(device, config, training_config).implementation
+        execution = Execution.for_platform(device.platform, attention=attention)
+    wide = dtype == "bfloat16" and training_config.gradient_dtype == "float32"
+    return dataclasses.replace(
+        execution,
+        remat=training_config.remat,
+        scan_layers=training_config.scan_layers,
+        lora_dropout=training_config.lora_dropout,
         # The parameters stay float32, and so do their gradients.
-        "compute_dtype": dtype if dtype == "bfloat16" and wide else None,
-    }
-    if device is None:
-        return Execution(**fields)
-    dropped = config.attention_dropout_rate > 0
-    return execution_on(device, dtype, config, dropped, **fields)
+        compute_dtype=dtype if wide else None,
+    )
 
 
 def sharded_train_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig, *teachers: Teacher
 ) -> TrainStep:
-    """Return `train_step` for a mesh, compiled; the state handed in is donated.
+    """Return `make_run_step` for a mesh, compiled; the state handed in is donated.
 
     A teacher, which lies on the mesh, is a third argument of the step.
     """
     state = state_shardings(mesh, config, training_config)
     execution = training_execution(mesh.devices.flat[0], config, training_config)
-    fixed = config, training_config, execution, mesh.abstract_mesh
-
-    def step(state: TrainState, batch: Batch, *teachers: Teacher) -> tuple[TrainState, Metrics]:
-        return _train_step(state, batch, *fixed, *teachers)
-
-    places = jax.tree.map(lambda leaf: leaf.sharding, teachers)
     return jax.jit(
-        step,
-        in_shardings=(state, row_sharding(mesh), *places),
+        make_run_step(config, training_config, execution, mesh.abstract_mesh),
+        in_shardings=(
+            state,
+            row_sharding(mesh),
+            *jax.tree.map(lambda leaf: leaf.sharding, teachers),
+        ),
         out_shardings=(state, replicated(mesh)),
         donate_argnums=0,
         compiler_options=compiler_options(mesh),
@@ -374,14 +397,13 @@ def sharded_train_step(
 def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
-    """Return `evaluation_step` for a mesh, compiled."""
+    """Return `make_evaluation_step` for a mesh, compiled."""
     device = mesh.devices.flat[0]
-    dtype = training_config.compute_dtype
-    execution = execution_on(device, dtype, config)
-    fixed = config, training_config, execution, mesh.abstract_mesh
-
-    def step(params: Params, batch: Batch) -> tuple[Float[Array, ""], Int[Array, ""]]:
-        return evaluation_step(params, batch, *fixed)
-
+    attention = attention_choice(device, config, training_config, trains=False).implementation
+    execution = Execution.for_platform(device.platform, attention=attention)
     params = state_shardings(mesh, config, training_config).params
-    return jax.jit(step, in_shardings=(params, row_sharding(mesh)), out_shardings=replicated(mesh))
+    return jax.jit(
+        make_evaluation_step(config, training_config, execution, mesh.abstract_mesh),
+        in_shardings=(params, row_sharding(mesh)),
+        out_shardings=replicated(mesh),
+    )

@@ -1,16 +1,39 @@
 """A tiny text in the working directory, a run on it that several modules go on from, commands."""
 
 import contextlib
+import gzip
 import io
+import json
 import shutil
 from pathlib import Path
 from unittest import mock
 
+import jax
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from jax_transformer.commands import main as cli
+from jax_transformer.commands.train_arguments import named_settings
+from jax_transformer.convert.huggingface import to_huggingface
 from jax_transformer.runs import evaluation
-from tests.commands.training import FILES, arguments, program, write_corpus
+from jax_transformer.runs.model_settings import model_config
+from jax_transformer.tokenizers import train_byte_pair
+from tests.commands.training import (
+    BETTER,
+    FIELDS,
+    FILES,
+    OTHER,
+    REFERENCES,
+    WORDS,
+    WORSE,
+    arguments,
+    program,
+    write_corpus,
+)
+from tests.convert.test_toy_family import add_toy
+from tests.models import random_params
 
 
 @pytest.fixture
@@ -36,6 +59,94 @@ def first_run(tmp_path_factory):
 def finished(first_run, corpus):
     """A copy of that run in the working directory."""
     return Path(shutil.copytree(first_run[0] / "model", "model"))
+
+
+@pytest.fixture
+def base(first_run, corpus, no_pictures):
+    """A copy of that run at base, in the working directory."""
+    return Path(shutil.copytree(first_run[0] / "model", "base"))
+
+
+def write_toy(folder):
+    """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
+    tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
+    fields = named_settings(["--source=x"]).arguments().model
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
+    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
+    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "d_ff": 8, "dropout": 0.2}
+    config = model_config({**fields, **sizes, **ids}, tokenizer)
+    params = random_params(config, dtype=jax.numpy.bfloat16)
+    to_huggingface(params, config, folder, family="toy", tokenizer=tokenizer)
+    (Path(folder) / "README.md").write_text("# toy\n")
+    (Path(folder) / "flax_model.msgpack").write_text("stale weights")
+
+
+@pytest.fixture
+def toy(corpus, monkeypatch):
+    """A Hugging Face folder at toy, of a family that only the tests know."""
+    add_toy(monkeypatch)
+    write_toy("toy")
+    return Path("toy")
+
+
+@pytest.fixture
+def bad_models(base, monkeypatch):
+    """Files that cannot be used beside the model at base."""
+    add_toy(monkeypatch)
+    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
+    Path("other.json").write_bytes(other.contents["tokenizer.json"])
+    Path("damaged.json").write_text("{")
+    Path("mine.yaml").write_text("model: {num_heads: 4}\n")
+    Path("bert").mkdir()
+    Path("bert/config.json").write_text('{"model_type": "bert"}')
+    write_toy("broken")
+    changed = json.loads(Path("broken/config.json").read_text()) | {"inner_width": 15}
+    Path("broken/config.json").write_text(json.dumps(changed))
+    write_toy("sampling")
+    Path("sampling/generation_config.json").write_text('{"do_sample": true}')
+
+
+@pytest.fixture
+def plain_text(tmp_path, monkeypatch):
+    """Write 90 documents, and the same as pairs with their capitals."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    words = "eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
+    lines = [" ".join(random.choice(words, random.integers(4, 30))) for _ in range(90)]
+    Path("plain.txt").write_text("\n".join(lines), encoding="utf-8")
+    Path("pairs.tsv").write_text("".join(f"{line}\t{line.upper()}\n" for line in lines))
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """The state_dict of a torch.nn.Transformer in weights.pt, its config in config.json."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = nn.Transformer(12, 2, 1, 1, 20, batch_first=True)
+    torch.save(module.state_dict(), "weights.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"preset": "torch_nn", **FIELDS}))
+    contents = {"cut": "{", "list": "[1]", "width": '{"width": 3}', "preset": '{"preset": "x"}'}
+    for name, text in contents.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "folder").mkdir()
+    return module.state_dict()
+
+
+@pytest.fixture
+def systems(tmp_path, monkeypatch):
+    """Files of lines in the working folder: references and three systems; one is compressed."""
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (
+        ("references", REFERENCES),
+        ("better", BETTER),
+        ("worse", WORSE),
+        ("other", OTHER),
+    ):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    for name, text in (("short", "a line\n"), ("empty", "")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "better.gz").write_bytes(gzip.compress((tmp_path / "better").read_bytes()))
+    return tmp_path
 
 
 @pytest.fixture

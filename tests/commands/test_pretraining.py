@@ -9,30 +9,14 @@ import pytest
 
 from jax_transformer import load
 from jax_transformer.runs.metrics import read_metrics
-from tests.commands.training import program, refused
+from tests.commands.training import PLAIN, program
 from tests.runs.kill_resume import losses
 
-WORDS = "eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf".split()
-SMALL = (
-    "--vocab-size=200 --sentinels=20 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
-    "--num-decoder-layers=1 --steps=8 --warmup-steps=4 --max-tokens=128 --pack-length=64 "
-    "--max-length=64 --valid-pairs=9 --evaluation-interval=4 --prepared=store --preset=t5_v1_1 "
-    "--d-kv=4"
-).split()
-
-
-@pytest.fixture(autouse=True)
-def text(tmp_path, monkeypatch):
-    """Write 90 documents, and the same as pairs with their capitals."""
-    monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(0)
-    lines = [" ".join(random.choice(WORDS, random.integers(4, 30))) for _ in range(90)]
-    Path("plain.txt").write_text("\n".join(lines), encoding="utf-8")
-    Path("pairs.tsv").write_text("".join(f"{line}\t{line.upper()}\n" for line in lines))
+pytestmark = pytest.mark.usefixtures("plain_text")
 
 
 def small(*options, objective="span_corruption", text="plain.txt"):
-    return [f"--text={text}", f"--objective={objective}", *SMALL, *options]
+    return [f"--text={text}", f"--objective={objective}", *PLAIN, *options]
 
 
 @pytest.mark.exhaustive
@@ -99,7 +83,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped():
 
 @pytest.mark.exhaustive
 def test_pairs_and_plain_text_are_mixed_by_weight_with_their_prefixes():
-    options = [option for option in SMALL if "valid-pairs" not in option]
+    options = [option for option in PLAIN if "valid-pairs" not in option]
     program(
         *("--text=plain.txt", "--objective=span_corruption", *options, "--output=run"),
         *("--source=pairs.tsv", "--weights", "1", "3"),
@@ -110,21 +94,3 @@ def test_pairs_and_plain_text_are_mixed_by_weight_with_their_prefixes():
     assert 2 < first["examples_span_corruption"] / first["examples_translation"] < 6
     assert {"validation_loss_translation", "validation_restored_span_corruption"} <= last.keys()
     assert "validation_bleu" in last
-
-
-def test_what_does_not_fit_together_is_refused():
-    assert "objective='translation' with text=plain.txt: a denoising objective and a" in refused(
-        "train", "--text=plain.txt", *SMALL
-    )
-    assert "objective='ul2' with text=None" in refused(
-        "train", "--objective=ul2", "--batching=packed", "--source=pairs.tsv", *SMALL
-    )
-    assert "set batching='packed'" in refused("train", *small("--batching=buckets"))
-    assert "pairs.tsv: a .tsv file holds pairs" in refused("train", *small(text="pairs.tsv"))
-    assert "prefixes=a b needs 1" in refused("train", *small("--prefixes", "a", "b"))
-    assert "fresh_weights=True needs the folder" in refused("train", *small("--fresh-weights"))
-    assert "noise_density and mean_span_length need" in refused("train", "--noise-density=0.2")
-    assert "weight_decay=0.1 must be 0" in refused(
-        "train", *small("--optimizer=adafactor", "--weight-decay=0.1")
-    )
-    assert not Path("run").exists()

@@ -1,6 +1,5 @@
 """`jax-transformer train`: a run on real files, on the embedded task, and every bad input."""
 
-import dataclasses
 import importlib.util
 import io
 import itertools
@@ -18,10 +17,11 @@ import yaml
 
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import main as cli
-from jax_transformer.commands import train, train_arguments
+from jax_transformer.commands import train
 from jax_transformer.config.declared import declarations
 from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.runs import evaluation, output
+from jax_transformer.runs.arguments import Arguments
 from jax_transformer.runs.checkpoints import locked
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.runs.model_settings import DECIDED
@@ -148,8 +148,7 @@ def test_without_a_home_the_folder_of_encoded_text_is_asked_for(corpus, monkeypa
     line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert line.startswith("error: there is no home folder to keep encoded text in; name a folder")
     kept = Path("kept")
-    named = dataclasses.replace(train_arguments.Arguments(), prepared=kept)
-    assert named.text_settings().store == kept
+    assert Arguments(prepared=kept).store == kept
 
 
 def test_what_cannot_be_scored_or_logged_is_refused_first(corpus, monkeypatch, capsys):
@@ -211,22 +210,6 @@ def test_without_validation_files_pairs_are_held_out(tmp_path, monkeypatch, caps
         assert message in refusal(capsys, "--output=model", "--resume", other)
 
 
-BAD_SPLITS = {
-    "--valid-pairs=0": "valid_pairs=0 must be a whole number, at least 1",
-    "--valid-pairs=6": "valid_pairs=6 leaves none of 6 pairs to train on",
-}
-
-
-def test_a_split_that_cannot_be_is_refused(corpus, capsys):
-    for argument, message in BAD_SPLITS.items():
-        line = refusal(capsys, *arguments({"source": "source", "target": "target"}, argument))
-        assert message in line
-    assert "holds pairs out of the training text" in refusal(
-        capsys, *arguments(corpus, "--valid-pairs=2")
-    )
-    assert "holds pairs out of the training text" in refusal(capsys, "--valid-pairs=2")
-
-
 @pytest.mark.exhaustive
 def test_a_run_without_a_usable_evaluation_leaves_with_code_1(corpus, monkeypatch, capsys):
     monkeypatch.setattr(train.loop, "_mean_loss", lambda *_: float("nan"))
@@ -267,32 +250,6 @@ def test_bad_files_are_refused(corpus, monkeypatch, capsys, contents, message):
     for name, content in contents.items():
         Path(name).write_bytes(content)
     assert message in refusal(capsys, *arguments(corpus))
-
-
-BAD_ARGUMENTS = {
-    "--source=missing": "missing is no readable text",
-    "--steps=x": "steps='x' must be a whole number, at least 1",
-    "--steps=2.5": "steps=2.5 must be a whole number, at least 1",
-    "--scan-layers=no": "argument --scan-layers/--no-scan-layers: ignored explicit argument 'no'",
-    "--stepss=3": "'--stepss=3' is not an argument of jax-transformer train; did you mean --steps?",
-    "--steps": "argument --steps: expected one argument; see jax-transformer train --help",
-    "--compute-dtype=int8": "compute_dtype='int8' must be one of 'bfloat16', 'float32'",
-    "--steps=0": "steps=0 must be a whole number, at least 1",
-    "--label-smoothing=1": "label_smoothing=1 must be a finite number, at least 0 and below 1",
-    "--num-heads=3": "num_heads=3 must divide d_model=8",
-    "--d-model=7": "num_heads=2 must divide d_model=7",
-    "--dropout=1.5": "dropout=1.5",
-    "--vocab-size=5": "vocab_size=5 must be at least",
-    "--max-length=2": "max_length=2 is too short for 5 of 6 validation pairs",
-    "--preset=nonsense": "preset='nonsense' is unknown",
-    "--preset=torch_nn": "token_embeddings='none'",
-    "--output=source/model": "is not a writable directory",
-}
-
-
-@pytest.mark.parametrize(("argument", "message"), BAD_ARGUMENTS.items(), ids=BAD_ARGUMENTS)
-def test_bad_arguments_are_refused(corpus, monkeypatch, capsys, argument, message):
-    assert message in refusal(capsys, *arguments(corpus, argument))
 
 
 @pytest.mark.parametrize("named", [*itertools.product((False, True), repeat=4)])

@@ -16,7 +16,6 @@ from jax_transformer import InputError
 from jax_transformer.commands import train
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert.families import FAMILIES
-from jax_transformer.convert.huggingface import to_huggingface
 from jax_transformer.convert.table import flatten
 from jax_transformer.runs import evaluation
 from jax_transformer.runs.checkpoints import read_step
@@ -24,7 +23,6 @@ from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, read_origin, save
 from tests.commands.training import FILES, SMALL, WORDS, program, refusal
-from tests.convert.test_toy_family import add_toy
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
@@ -47,34 +45,6 @@ def same_model(one, other):
     ]
     equal = all(np.array_equal(*map(np.asarray, pair)) for pair in leaves)
     return equal and described[0] == described[1]
-
-
-@pytest.fixture
-def base(first_run, corpus):
-    """A model of this library at base, in the working directory."""
-    return Path(shutil.copytree(first_run[0] / "model", "base"))
-
-
-def write_toy(folder):
-    """Write a Hugging Face folder in bfloat16, with a file of each sort beside the model."""
-    tokenizer = train_byte_pair([*WORDS, *map(str.upper, WORDS)], vocab_size=16)
-    fields = named_settings(["--source=x"]).arguments().model
-    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 8, "num_heads": 2}
-    sizes |= dict.fromkeys(("src_vocab_size", "tgt_vocab_size"), tokenizer.src_vocab_size)
-    ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "d_ff": 8, "dropout": 0.2}
-    config = train.model_config({**fields, **sizes, **ids}, tokenizer)
-    params = random_params(config, dtype=jax.numpy.bfloat16)
-    to_huggingface(params, config, folder, family="toy", tokenizer=tokenizer)
-    (Path(folder) / "README.md").write_text("# toy\n")
-    (Path(folder) / "flax_model.msgpack").write_text("stale weights")
-
-
-@pytest.fixture
-def toy(corpus, monkeypatch):
-    """A Hugging Face folder at toy, of a family that only the tests know."""
-    add_toy(monkeypatch)
-    write_toy("toy")
-    return Path("toy")
 
 
 def test_a_run_from_an_own_model_goes_on_where_that_has_ended(base, capsys):
@@ -233,95 +203,7 @@ def test_number_words_may_be_learnt_by_a_model_that_exists(corpus):
     assert len(corpora.training) > 1000
 
 
-REFUSED = {
-    "d_model": (
-        ["--d-model=16"],
-        "d_model=16 is not that of the model in base, which has 8; leave",
-    ),
-    "activation": (
-        ["--activation=gelu"],
-        "activation='gelu' is not that of the model in base, which has 'relu'",
-    ),
-    "padding": (["--pad-id=3"], "pad_id=3 is not that of the model in base, which has 0"),
-    "preset": (
-        ["--preset=pre_norm"],
-        "preset='pre_norm' has final_norm=True, but the model in base has False; leave preset out",
-    ),
-    "no preset": (["--preset=nonsense"], "preset='nonsense' is unknown"),
-    "vocabulary": (["--vocab-size=17"], "vocab_size=17 is not that of the tokenizer, which has 1"),
-    "tokenizer": (
-        ["--tokenizer=other.json"],
-        "tokenizer=other.json is not the tokenizer of the model in base: their sha256 are ",
-    ),
-    "target tokenizer alone": (
-        ["--target-tokenizer=other.json"],
-        "tokenizer=None: name that of the sources beside target_tokenizer=other.json",
-    ),
-    "settings": (
-        ["--config=mine.yaml"],
-        "num_heads=4 is not that of the model in base, which has 2; leave num_heads out",
-    ),
-    "nothing there": (["--init=nowhere"], "nowhere: is not the folder of a trained model"),
-    "unknown family": (["--init=bert"], "config.json: model_type='bert' is unknown"),
-    "other weights": (
-        ["--init=broken"],
-        "broken: the weights are not those of config.json: encoder.0.up.w: wrong",
-    ),
-    "generation defaults": (["--init=sampling"], "do_sample=True cannot be honoured"),
-    "other text": (["--dropout=1.5"], "dropout=1.5"),
-    "pattern": (["--freeze", "encodr/*"], "freeze='encodr/*' matches no parameter; the nearest"),
-    "everything": (["--freeze", "*"], "freeze='*' leaves no parameter to train"),
-}
-
-
-@pytest.fixture
-def bad(base, monkeypatch):
-    """Files that cannot be used beside the model at base."""
-    add_toy(monkeypatch)
-    other = train_byte_pair([*WORDS, "xyz"], vocab_size=16)
-    Path("other.json").write_bytes(other.contents["tokenizer.json"])
-    Path("damaged.json").write_text("{")
-    Path("mine.yaml").write_text("model: {num_heads: 4}\n")
-    Path("bert").mkdir()
-    Path("bert/config.json").write_text('{"model_type": "bert"}')
-    write_toy("broken")
-    changed = json.loads(Path("broken/config.json").read_text()) | {"inner_width": 15}
-    Path("broken/config.json").write_text(json.dumps(changed))
-    write_toy("sampling")
-    Path("sampling/generation_config.json").write_text('{"do_sample": true}')
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_contradicts_the_model_is_refused(bad, capsys, options, message):
-    assert message in refusal(capsys, *TEXT, "--init=base", "--output=on", *options)
-
-
-WITHOUT_MODEL = {
-    "vocabulary": (
-        ["--tokenizer=other.json", "--vocab-size=17"],
-        "vocab_size=17 is not that of the tokenizer, which has 16; leave vocab_size out",
-    ),
-    "one table": (
-        ["--tokenizer=base", "--target-tokenizer=other.json"],
-        "target_tokenizer=other.json: two tokenizers need token_embeddings='separate', but the "
-        "model has 'shared'",
-    ),
-    "nothing there": (
-        ["--tokenizer=nowhere"],
-        "nowhere cannot be read; a tokenizer file must be there",
-    ),
-    "damaged": (["--tokenizer=damaged.json"], "damaged.json: damaged tokenizer file"),
-    "another program's": (["--tokenizer=bert"], "bert: holds no tokenizer: neither"),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), WITHOUT_MODEL.values(), ids=WITHOUT_MODEL)
-def test_what_contradicts_the_tokenizer_is_refused(bad, capsys, options, message):
-    small = [option for option in SMALL if not option.startswith("--vocab")]
-    assert message in refusal(capsys, *TEXT, *small, "--output=on", *options)
-
-
-def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad):
+def test_generation_defaults_that_cannot_be_honoured_can_be_ignored(bad_models):
     options = [*TEXT, "--init=sampling", "--ignore-generation-config"]
     _, start = train.new_arguments(named_settings(options))
     assert start.generation == {}
@@ -343,13 +225,6 @@ def test_a_student_learns_from_its_teacher_and_a_resumed_one_ends_with_the_same_
     assert not same_model("whole", "other")
     line = refusal(capsys, "--output=part", "--resume", "--teacher-weight=0.5", "--steps=5")
     assert line.startswith("error: teacher_weight=0.5 is not the run's, which has 1.0; ")
-
-
-def test_a_teacher_with_another_tokenizer_is_refused(base, capsys):
-    other = train_byte_pair([*WORDS, "x"], vocab_size=16)
-    Path("other.json").write_bytes(other.contents["tokenizer.json"])
-    line = refusal(capsys, *TEXT, "--teacher=base", "--tokenizer=other.json", "--output=new")
-    assert line.startswith("error: teacher=base has another tokenizer than the run; leave")
 
 
 def moments_and_steps(folder, step):
@@ -388,24 +263,3 @@ def test_a_new_run_keeps_what_it_is_told_of_the_last_checkpoint_of_another(base,
     line = refusal(capsys, "--output=both", "--resume", "--init-keeps=step")
     assert line.startswith("error: init_keeps=['step'] is not the run's, which has ")
     assert line.endswith("; for another, start a new run from this one, by --init and --init-keeps")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--init=base/model"], "init=base/model is no run with checkpoints; name one by --init"),
-        ([], "init=None is no run with checkpoints"),
-        (["--init=base", "--steps=12"], "steps=12 must be above its step 12"),
-        (
-            ["--init=base", "--freeze", "encoder/*"],
-            "freeze=('encoder/*',) must be ()",
-        ),
-        (["--init=base", "--optimizer=muon"], "optimizer='muon' must be 'adam'"),
-        (["--init=base", "--lora-rank=2"], "lora_rank=2 must be None"),
-        (["--init=base", "--fresh-weights"], "fresh_weights=True keeps nothing"),
-    ],
-)
-def test_parts_that_cannot_be_kept_are_refused(options, message, base, capsys):
-    kept = ["--init-keeps", "moments", "step"]
-    line = refusal(capsys, *TEXT, "--output=new", *kept, *options)
-    assert line.startswith(f"error: init_keeps=moments step: {message}")

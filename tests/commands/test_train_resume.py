@@ -14,8 +14,8 @@ import yaml
 
 from jax_transformer import InputError
 from jax_transformer.commands import train
-from jax_transformer.commands.train_arguments import Arguments, kept_arguments
 from jax_transformer.runs import checkpoints, corpora
+from jax_transformer.runs.arguments import Arguments, kept_arguments
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.text.store import default_store
 from jax_transformer.translation.model_folder import load

@@ -158,47 +158,6 @@ def test_alignments_are_drawn_once(run, tmp_path):
     assert picture.read_bytes() != drawn
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--nbest=3", "--beam=2"], "num_hypotheses=3 must be from 1 to beam_size=2"),
-        (["--beam=0"], "beam_size=0 must be a whole number, at least 1"),
-        (["--nbest=0"], "num_hypotheses=0 must be a whole number, at least 1"),
-        (["--top-p=1.5"], "top_p=1.5 must be a finite number, above 0 and at most 1"),
-        (["--early-stopping=x"], "early_stopping='x' must be"),
-        (["--banned-sequences", "5,x"], "banned_sequences="),
-        (["--min-new-tokens=4", "--max-new-tokens=4"], "min_new_tokens=4 must be from 0 to 3"),
-        (["--temperature=0.7"], "temperature=0.7 is for sampling, which needs a key; for lines"),
-        (["--seed=-1"], "seed=-1 must be a whole number, at least 0"),
-        (["--seed=1", "--beam=2"], "beam_size=2 searches, and a key or a seed samples"),
-        (["--max-length=0"], "max_length=0 must be a whole number, at least 1"),
-        (["--split-sentences=de_DE"], "split_sentences='de_DE' must be the code of the text's"),
-        (["--split-sentences=en", "--nbest=2"], "split_sentences='en' joins the best transl"),
-        (
-            ["--split-sentences=en", "--alignments=plot.png"],
-            "split_sentences='en': alignments are of whole lines; leave one of the two out",
-        ),
-        (["--alignments=plot.jpg"], "plot.jpg: the name of a picture must end in .png, .pdf or"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_before_the_model_is_read(run, options, message):
-    code, out, err = run(TEXT, *options, checkpoint="nowhere")
-    assert (code, out) == (1, "")
-    assert err.startswith(f"error: {message}")
-
-
-def test_an_input_that_is_the_output_is_refused_before_the_model_is_read(run, tmp_path):
-    news = tmp_path / "news"
-    news.write_bytes(TEXT)
-    options = (f"--input={news}", f"--output={news}", "--overwrite")
-    code, _, err = run(b"", *options, checkpoint="nowhere")
-    assert (code, err) == (
-        1,
-        f"error: {news}: is the input and would be written; name another output\n",
-    )
-    assert news.read_bytes() == TEXT
-
-
 def test_the_defaults_of_the_model_hold_unless_a_flag_is_given(run, checkpoint, tmp_path):
     generation = {"beam_size": 4, "length_penalty": 1.0, "max_new_tokens": 5}
     save(tmp_path / "model", checkpoint._replace(generation=generation))

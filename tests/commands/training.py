@@ -12,7 +12,26 @@ SMALL = (
     "--vocab-size=16 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
     "--num-decoder-layers=1 --steps=12 --warmup-steps=4 --bucket-count=1 --max-tokens=60"
 ).split()
+PLAIN = (
+    "--vocab-size=200 --sentinels=20 --d-model=8 --num-heads=2 --d-ff=8 --num-encoder-layers=1 "
+    "--num-decoder-layers=1 --steps=8 --warmup-steps=4 --max-tokens=128 --pack-length=64 "
+    "--max-length=64 --valid-pairs=9 --evaluation-interval=4 --prepared=store --preset=t5_v1_1 "
+    "--d-kv=4"
+).split()
 WORDS = ["ab", "ba", "abba", "baab", "a b", "b a"]
+
+# Of torch.nn.Transformer.
+FIELDS = {"d_model": 12, "num_heads": 2, "d_ff": 20, "num_encoder_layers": 1}
+FIELDS |= {"num_decoder_layers": 1}
+# Three systems' translations of these lines.
+REFERENCES = [
+    f"the {animal} sees a {other} in the garden"
+    for animal in ("cat", "dog", "cow")
+    for other in ("bird", "man", "tree", "red house")
+]
+BETTER = [line.replace("garden", "park") if i % 4 else line for i, line in enumerate(REFERENCES)]
+WORSE = [line.replace("sees a", "has one") for line in BETTER]
+OTHER = [line.replace("garden", "park") if i % 3 else line for i, line in enumerate(REFERENCES)]
 
 
 def write_corpus(directory):

@@ -28,7 +28,7 @@ from jax_transformer.model import functional
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state, make_run_step
 from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
@@ -93,7 +93,8 @@ def search(**options):
 
 def train(**fields):
     batch = Batch(SRC, SRC, SRC)._replace(**fields)
-    return train_step(init_state(SMALL, TrainingConfig()), batch, SMALL, TrainingConfig())
+    settings = TrainingConfig()
+    return jax.jit(make_run_step(SMALL, settings))(init_state(SMALL, settings), batch)
 
 
 READERS = {  # of ids [batch, length]

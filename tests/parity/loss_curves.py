@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from docs.draw.style import INK, JAX, STYLE, TORCH
 from jax_transformer import TransformerConfig
-from jax_transformer.commands.train_arguments import NUMBER_WORDS
 from jax_transformer.evaluation.scores import exact_match
+from jax_transformer.runs.arguments import NUMBER_WORDS
 from jax_transformer.tokenizers import BYTE_PAIR_IDS
 from tests.parity.document import write_section
 from tests.parity.training_run import run

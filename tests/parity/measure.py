@@ -16,7 +16,7 @@ from jax_transformer.convert.table import flatten
 from jax_transformer.text.batches import Batch
 from jax_transformer.training import objective
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state, make_run_step
 from tests.models import random_params, small_config, unchecked
 from tests.parity.ladder import beside, error
 from torch_reference import training
@@ -174,7 +174,7 @@ def steps(
     config: TransformerConfig, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
 ) -> Callable[[dict], tuple[dict, np.ndarray]]:
     """Return what makes one optimizer step a batch: from params to params and losses."""
-    step = jit(lambda state, batch: train_step(state, batch, config, settings))
+    step = jit(make_run_step(config, settings))
 
     def run(params):
         state = init_state(config, settings, jax.tree.map(jnp.array, params))

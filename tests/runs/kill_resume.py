@@ -45,12 +45,7 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text import number_words
 from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches
 from jax_transformer.text.corpus import Corpus
-from jax_transformer.text.denoising import (
-    MODE_TOKENS,
-    OBJECTIVES,
-    SENTINEL,
-    Objective,
-)
+from jax_transformer.text.denoising import MODE_TOKENS, OBJECTIVES, SENTINEL, Objective
 from jax_transformer.text.encoding import encode_text, special_ids
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, train_byte_pair, train_unigram
@@ -201,11 +196,7 @@ def start(directory: Path, task: Task) -> subprocess.Popen:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with (directory.parent / f"{directory.name}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env=cache | os.environ,
-            stdout=log,
-            stderr=log,
+            [sys.executable, "-c", code], cwd=ROOT, env=cache | os.environ, stdout=log, stderr=log
         )
 
 

@@ -270,8 +270,7 @@ def test_every_flipped_bit_of_a_description_is_found(directory):
 
 def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):
     rewritten(
-        directory / "8",
-        lambda content: content["settings"]["training_config"].pop("adam_epsilon"),
+        directory / "8", lambda content: content["settings"]["training_config"].pop("adam_epsilon")
     )
     assert restore(directory, quiet()).settings.training_config.adam_epsilon == 1e-9
 

@@ -2,27 +2,21 @@
 
 import contextlib
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from jax_transformer import InputError
-from jax_transformer.runs.corpora import (
-    Files,
-    TextSettings,
-    encode_corpora,
-    read_corpora,
-    try_corpora,
-)
+from jax_transformer.runs.arguments import Arguments
+from jax_transformer.runs.corpora import encode_corpora, read_corpora, try_corpora
 from jax_transformer.text import held_out as holding_out
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import vocabulary
-from jax_transformer.text.encoding import Filters
 from jax_transformer.text.held_out import held_out
-from jax_transformer.text.parallel_text import Reading, Text
+from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.store import read_entry, write_entry
-from jax_transformer.text.vocabulary import Vocabulary
 from jax_transformer.tokenizers import LineError, Tokenizer
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
@@ -72,22 +66,15 @@ def settings(tmp_path):
     for side, lines in (("de", sources), ("en", targets)):
         (tmp_path / f"train.{side}").write_text("\n".join(lines) + "\n")
         (tmp_path / f"valid.{side}").write_text("\n".join(lines[:4]) + "\n")
-    files = Files(
-        *((tmp_path / f"{part}.{side}",) for part in ("train", "valid") for side in ("de", "en"))
-    )
-    filters = Filters(max_length=40)
-    reading = Reading()
-    return TextSettings(
-        files,
-        None,
-        None,
-        0,
-        Vocabulary(80, False),
-        10**6,
-        filters,
-        False,
-        tmp_path / "store",
-        reading,
+    return Arguments(
+        source=(tmp_path / "train.de",),
+        target=(tmp_path / "train.en",),
+        valid_source=(tmp_path / "valid.de",),
+        valid_target=(tmp_path / "valid.en",),
+        vocab_size=80,
+        tokenizer_pairs=10**6,
+        model={"max_length": 40},
+        prepared=tmp_path / "store",
     )
 
 
@@ -97,33 +84,32 @@ def encode(settings):
 
 def test_filters_drop_and_count_pairs(settings):
     def dropped(**changes):
-        filters = settings.filters._replace(
-            **{name: changes.pop(name) for name in set(changes) & set(Filters._fields)}
-        )
-        found = encode(settings._replace(filters=filters, **changes)).training
+        found = encode(replace(settings, **changes)).training
         assert len(found) == 300 - sum(found.counts.dropped.values())
         return found.counts.dropped
 
     plain = {"dropped for an empty side": 1, "dropped as too long": 1}
     assert dropped() == plain
     assert dropped(max_ratio=4.0) == plain | {"dropped for unequal lengths": 1}
-    sources, targets = (path.read_text().splitlines() for (path,) in settings.files[:2])
+    sources, targets = (
+        path.read_text().splitlines() for (path,) in (settings.source, settings.target)
+    )
     pairs = list(zip(sources, targets, strict=True))
     assert dropped(drop_duplicates=True) == plain | {"dropped as duplicates": 300 - len(set(pairs))}
     assert dropped(longest_side=12)["dropped as too long"] > 1
 
 
 def test_a_pair_with_a_side_that_nobody_sees_is_dropped(settings):
-    path = settings.files.target[0]
+    path = settings.target[0]
     lines = path.read_text().splitlines()
     lines[10:13] = ["\u200b", "\u00ad\ufeff", " \u2060\ufe0f"]
     path.write_text("\n".join(lines))
-    found = encode(settings._replace(drop_duplicates=True)).training
+    found = encode(replace(settings, drop_duplicates=True)).training
     assert found.counts.dropped["dropped for an empty side"] == 4
 
 
 def test_bad_lines_of_training_and_validation_are_dropped_and_reported(settings):
-    sources, _, _, valid_targets = (path for (path,) in settings.files[:4])
+    sources, valid_targets = settings.source[0], settings.valid_target[0]
     good = encode(settings)
     for path, number in ((sources, 20), (valid_targets, 2)):
         lines = path.read_bytes().split(b"\n")
@@ -134,7 +120,7 @@ def test_bad_lines_of_training_and_validation_are_dropped_and_reported(settings)
             encode(settings)
         sources.write_bytes(sources.read_bytes().replace(b"\xff", b"drei"))
     sources.write_bytes(sources.read_bytes().replace(b"drei", b"\xff", 1))
-    skipping = settings._replace(reading=Reading(bad_lines="skip"))
+    skipping = replace(settings, bad_lines="skip")
     corpora = encode(skipping)
     training, validation = corpora.report
     assert "1 dropped for a bad line, 1 dropped for an empty side; 297 pairs of" in training
@@ -147,8 +133,9 @@ def test_bad_lines_of_training_and_validation_are_dropped_and_reported(settings)
 
 
 def test_a_held_out_pair_that_the_tokenizer_refuses_is_dropped_too(settings, monkeypatch):
-    files = settings.files._replace(valid_source=None, valid_target=None)
-    settings = settings._replace(files=files, valid_pairs=40, reading=Reading(bad_lines="skip"))
+    settings = replace(
+        settings, valid_source=None, valid_target=None, valid_pairs=40, bad_lines="skip"
+    )
     encode_source = Tokenizer.encode_source
 
     def encode_but_three(tokenizer, lines, *rest):
@@ -168,11 +155,11 @@ def test_a_held_out_pair_that_the_tokenizer_refuses_is_dropped_too(settings, mon
     assert f"{refused:,} dropped for a bad line" in found.report[1]
     assert "; first bad lines: pair " in found.report[1]
     with pytest.raises(InputError, match=r"^pair \d+: is no source"):
-        encode_corpora(corpora, settings._replace(reading=Reading()), QUIET)
+        encode_corpora(corpora, replace(settings, bad_lines="refuse"), QUIET)
 
 
 def test_a_text_read_in_another_way_is_prepared_anew(settings):
-    skipping = settings._replace(reading=Reading(bad_lines="skip"))
+    skipping = replace(settings, bad_lines="skip")
     first, second = encode(settings), encode(skipping)
     assert first.sha256 != second.sha256
     assert first.training.parts[0].folder != second.training.parts[0].folder
@@ -197,7 +184,7 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
     every = np.arange(len(first.training))
     np.testing.assert_array_equal(first.training.read(every).ids, again.training.read(every).ids)
     monkeypatch.undo()
-    path = settings.files.source[0]
+    path = settings.source[0]
     path.write_text(path.read_text().replace("drei 7", "drei 9"))
     assert encode(settings).sha256 != first.sha256
 
@@ -205,7 +192,7 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
 def test_the_text_of_another_run_is_refused_before_its_duplicates_are_searched(
     settings, monkeypatch
 ):
-    settings = settings._replace(drop_duplicates=True)
+    settings = replace(settings, drop_duplicates=True)
     corpora = read_corpora(settings, None, QUIET)
     monkeypatch.setattr(preparing, "repeated_pairs", lambda *_: pytest.fail("searched"))
     with pytest.raises(InputError, match="text's sha256="):
@@ -215,7 +202,7 @@ def test_the_text_of_another_run_is_refused_before_its_duplicates_are_searched(
 def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
     digests = set()
     for unknown in "♠♣":
-        settings.files.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
+        settings.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
         found = encode(settings)
         digests.add(found.sha256)
     assert len(digests) == 2
@@ -223,16 +210,15 @@ def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
 
 
 def test_held_out_pairs_are_not_trained_on(settings):
-    files = Files(settings.files.source, settings.files.target)
-    found = encode(settings._replace(files=files, valid_pairs=20))
+    found = encode(replace(settings, valid_source=None, valid_target=None, valid_pairs=20))
     assert len(found.validation_text.sources) == 20
     assert found.training.counts.dropped["held out for validation"] == 20
 
 
 def test_files_with_weights_are_mixed_by_them(settings):
-    source, target = settings.files.source * 2, settings.files.target * 2
-    files = settings.files._replace(source=source, target=target)
-    corpus = encode(settings._replace(files=files, weights=(3.0, 1.0))).training
+    source, target = settings.source * 2, settings.target * 2
+    mixed = replace(settings, source=source, target=target, weights=(3.0, 1.0))
+    corpus = encode(mixed).training
     assert len(corpus) == 2 * 298
     numbers = corpus.order(0, range(400))
     assert np.count_nonzero(numbers < 298) == 300
@@ -248,14 +234,12 @@ def test_files_that_were_prepared_one_by_one_are_a_mix_without_more_work(
 ):
     tokenizer = read_corpora(settings, None, QUIET).tokenizer
     other = tuple((tmp_path / f"other.{side}",) for side in ("de", "en"))
-    for (path,), (copy,) in zip(settings.files[:2], other, strict=True):
+    sides = (settings.source, settings.target), other
+    for (path,), (copy,) in zip(*sides, strict=True):
         copy.write_text(path.read_text().replace("drei 7", "drei 9"))
-    sides = settings.files[:2], other
 
     def prepared(source, target, weights=None):
-        changed = settings._replace(
-            files=settings.files._replace(source=source, target=target), weights=weights
-        )
+        changed = replace(settings, source=source, target=target, weights=weights)
         return encode_corpora(read_corpora(changed, tokenizer, QUIET), changed, QUIET).training
 
     alone = [prepared(*files) for files in sides]
@@ -266,23 +250,20 @@ def test_files_that_were_prepared_one_by_one_are_a_mix_without_more_work(
 
 
 def test_a_weight_for_each_of_the_sources_is_needed(settings):
-    files = settings.files._replace(
-        source=settings.files.source * 2, target=settings.files.target * 2
-    )
+    source, target = settings.source * 2, settings.target * 2
     with pytest.raises(InputError, match="weights="):
-        encode(settings._replace(files=files, weights=(1.0,)))
+        encode(replace(settings, source=source, target=target, weights=(1.0,)))
 
 
 def test_a_model_too_short_for_all_is_refused(settings):
     with pytest.raises(InputError, match="max_length=2 leaves none of 4 pairs; raise it"):
-        encode(settings._replace(filters=Filters(max_length=2)))
+        encode(replace(settings, model={"max_length": 2}))
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2", b"{}", b"\xff"])
 @pytest.mark.parametrize("kind", ["texts", "held_out", "tokenizers"])
 def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind, content):
-    files = Files(settings.files.source, settings.files.target)
-    settings = settings._replace(files=files, valid_pairs=20)
+    settings = replace(settings, valid_source=None, valid_target=None, valid_pairs=20)
     encode(settings)
     (entry,) = (settings.store / kind).glob("*.json")
     entry.write_bytes(content)

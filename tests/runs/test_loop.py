@@ -306,8 +306,7 @@ def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(task, tm
 
 
 @pytest.mark.parametrize(
-    ("select_by", "best"),
-    [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2)), ("chrf", (16, -9.0, 0))],
+    ("select_by", "best"), [("loss", (12, 1.0, 1)), ("bleu", (8, -5.0, 2)), ("chrf", (16, -9.0, 0))]
 )
 def test_the_lowest_loss_or_the_highest_score_is_the_best(select_by, best):
     settings, *_ = tiny_task(Task(12))

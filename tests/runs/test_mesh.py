@@ -351,10 +351,7 @@ def run_child(*arguments):
         [sys.executable, "-m", "tests.runs.test_mesh", *arguments],
         cwd=Path(__file__).parents[2],
         env=os.environ
-        | {
-            "JAX_COMPILATION_CACHE_DIR": "",
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-        },
+        | {"JAX_COMPILATION_CACHE_DIR": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"},
         capture_output=True,
         text=True,
         check=False,

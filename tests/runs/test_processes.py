@@ -13,14 +13,7 @@ import pytest
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import steps_in
 from tests.runs.conftest import STEPS
-from tests.runs.kill_resume import (
-    ROOT,
-    Task,
-    epochs_are_exact,
-    losses,
-    pairs_seen,
-    train_or_resume,
-)
+from tests.runs.kill_resume import ROOT, Task, epochs_are_exact, losses, pairs_seen, train_or_resume
 from tests.runtime.test_distributed import free_port
 
 KILLED_AT = 12

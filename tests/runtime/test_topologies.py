@@ -47,27 +47,6 @@ def test_variables_that_the_user_has_set_stay():
     assert done.stderr == ""  # libtpu is quiet
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "v9:2x4",
-            "topology='v9:2x4': 'v9' must be one of v4, v5e, v5p, v6e, A100, H100, H200, B200",
-        ),
-        ("v5e", "topology='v5e': a slice of v5e has 2 dimensions, each at least 1; as in"),
-        ("v5e:0x4", "topology='v5e:0x4': a slice of v5e has 2 dimensions, each at least 1"),
-        ("v4:2x2", "topology='v4:2x2': a slice of v4 has 3 dimensions, each at least 1"),
-        ("v5e:64x64", "topology='v5e:64x64' has 4,096 chips, but the largest slice of v5e has 256"),
-    ],
-)
-def test_a_name_of_no_slice_is_refused_in_one_line(name, message):
-    for function in (topology_devices, data_sheet):
-        with pytest.raises(InputError) as refused:
-            function(name)
-        assert str(refused.value).startswith(message)
-        assert "\n" not in str(refused.value)
-
-
 def test_a_slice_that_libtpu_cannot_cut_is_refused_in_one_line():
     pytest.importorskip("libtpu")
     with pytest.raises(InputError) as refused:

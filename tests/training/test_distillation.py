@@ -9,18 +9,14 @@ import optax
 import pytest
 import torch
 
-from jax_transformer import InputError, convert, make_train_step
+from jax_transformer import convert, make_train_step
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.distillation import Teacher, check_teacher, distillation_loss
-from jax_transformer.training.step import (
-    init_state,
-    sharded_init_state,
-    sharded_train_step,
-    train_step,
-)
-from tests.models import random_params, small_config, unchecked
+from jax_transformer.training.distillation import Teacher, distillation_loss
+from jax_transformer.training.step import init_state, sharded_init_state, sharded_train_step
+from tests.models import random_params, small_config
 from tests.parity.measure import make_pair, random_batches
+from tests.training.steps import run_step
 from torch_reference import training
 
 PAD = 3
@@ -70,7 +66,7 @@ def test_steps_are_those_of_torch_with_the_same_teacher(x64):
         expected = training.train_step(
             pair.module, optimizer, steps_made, tensors, SETTINGS, teaching.module, 0.7
         )
-        state, metrics = train_step(state, batch, STUDENT, SETTINGS, teacher=teacher)
+        state, metrics = run_step(STUDENT, SETTINGS)(state, batch, teacher)
         assert abs(metrics.loss - expected) < 1e-12
     after = convert.from_torch(pair.module.state_dict(), STUDENT)
     for (path, ours), theirs in zip(
@@ -102,7 +98,7 @@ def test_a_run_s_step_takes_the_teacher_as_an_argument():
     (batch,) = random_batches(STUDENT, 1)
     placed = jax.device_put(teacher, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
     state = sharded_init_state(mesh, STUDENT, SETTINGS)
-    _, expected = train_step(init_state(STUDENT, SETTINGS), batch, STUDENT, SETTINGS)
+    _, expected = run_step(STUDENT, SETTINGS)(init_state(STUDENT, SETTINGS), batch)
     _, taught = sharded_train_step(mesh, STUDENT, SETTINGS, placed)(state, batch, placed)
     # The mean of both losses; the program has no copy of the teacher.
     alone = dataclasses.replace(placed, weight=1.0)
@@ -110,25 +106,3 @@ def test_a_run_s_step_takes_the_teacher_as_an_argument():
     _, of_teacher = sharded_train_step(mesh, STUDENT, SETTINGS, alone)(state, batch, alone)
     assert taught.loss == pytest.approx(float(expected.loss + of_teacher.loss) / 2, rel=1e-5)
     assert taught.loss != of_teacher.loss
-
-
-@pytest.mark.parametrize(
-    ("teacher", "message"),
-    [
-        (
-            Teacher({}, small_config("vaswani2017", src_vocab_size=43, tgt_vocab_size=43)),
-            "the teacher has src_vocab_size=43, but the student 41; they need one tokenizer",
-        ),
-        (Teacher({}, WIDE, 0.0), "teacher.weight=0.0 must be above 0 and at most 1"),
-    ],
-)
-def test_a_teacher_that_cannot_teach_is_refused(teacher, message):
-    with pytest.raises(InputError, match=message):
-        check_teacher(teacher, STUDENT)
-
-
-def test_logits_of_two_vocabularies_are_refused():
-    logits, teacher_logits, targets = example()
-    message = r"teacher_logits of shape \(3, 7, 10\) must be \(3, 7, 11\)"
-    with unchecked(), pytest.raises(InputError, match=message):
-        distillation_loss(logits, teacher_logits[..., 1:], targets, PAD)

@@ -3,10 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
+from jax_transformer import TransformerConfig, make_train_step
+from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
+from tests.models import unchecked
 
 PAD = 3
 
@@ -77,3 +81,19 @@ def test_padding_is_left_out_whatever_its_logits_are():
     logits[targets == PAD] = np.nan
     assert cross_entropy(logits, targets, PAD, 0.1) == (total, count)
     assert cross_entropy(logits, np.full_like(targets, PAD), PAD, 0.1) == (0, 0)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.1), np.float64(0.1), np.float16(0.1), 0, 0.1])
+def test_label_smoothing_takes_the_numbers_that_a_config_takes(number):
+    logits, targets = np.zeros((1, 2, 5), np.float32), np.ones((1, 2), np.int32)
+    with unchecked():
+        make_train_step(TransformerConfig(), optax.sgd(0.1), label_smoothing=number)
+        loss, _ = cross_entropy(logits, targets, 0, number)
+    assert loss == pytest.approx(2 * np.log(5), rel=1e-6)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    numbers = {"steps": np.int64(3), "clip_norm": np.float64(0.5), "freeze": ["x"]}
+    settings = TrainingConfig(**numbers)
+    assert settings == TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",))
+    assert hash(settings) == hash(TrainingConfig(steps=3, clip_norm=0.5, freeze=("x",)))

@@ -8,17 +8,18 @@ import numpy as np
 import optax
 import pytest
 
-from jax_transformer import InputError, apply
+from jax_transformer import apply
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
-from jax_transformer.training.step import init_state, train_step
+from jax_transformer.training.step import init_state
 from tests.convert.tools import gradient_error
 from tests.models import decode_batch, random_params, small_config
 from tests.parity.ladder import ROUNDED, bound, check_errors, error, moved, widen
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
+from tests.training.steps import run_step
 
 LONGEST = 9
 PACKED = TrainingConfig(batching="packed", pack_length=23, max_tokens=3 * 23)
@@ -121,23 +122,12 @@ def test_the_other_pairs_of_a_row_may_be_anything():
     batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
     second_src, second_tgt = batch.src_segments == 2, batch.tgt_segments == 2
     others = batch._replace(
-        src=np.where(second_src, batch.src, 5),
-        tgt_in=np.where(second_tgt, batch.tgt_in, 7),
+        src=np.where(second_src, batch.src, 5), tgt_in=np.where(second_tgt, batch.tgt_in, 7)
     )
     packed = jax.jit(decode_batch, static_argnames="config")
     logits, changed = (np.asarray(packed(params, one, config)) for one in (batch, others))
     assert np.array_equal(changed[second_tgt], logits[second_tgt])
     assert not np.isclose(changed[batch.tgt_segments == 1], logits[batch.tgt_segments == 1]).all()
-
-
-@pytest.mark.parametrize("name", ["shared_heads", "torch_nn", "merged"])
-def test_a_model_that_cannot_be_packed_is_refused(name):
-    config = small_config(name, pad_id=0, bos_id=1, eos_id=2)
-    corpus = make_corpus(make_config("pre_norm"))
-    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
-    with pytest.raises(InputError, match="cannot be trained packed; set batching=") as refusal:
-        batch_loss(random_params(config), batch, config, 0.0)
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.exhaustive
@@ -149,7 +139,7 @@ def test_microbatches_make_the_step_of_the_whole_batch():
     start, moments = init_state(config, PACKED), []
     for parts in (1, 2):  # of 3 rows: the second part is filled up with padding
         settings = dataclasses.replace(PACKED, num_microbatches=parts)
-        state, metrics = train_step(jax.tree.map(jnp.copy, start), batch, config, settings)
+        state, metrics = run_step(config, settings)(jax.tree.map(jnp.copy, start), batch)
         assert metrics.target_tokens == np.count_nonzero(batch.tgt_segments)
         moments.append(jax.tree.leaves(optax.tree.get(state.optimizer_state, "mu")))
     for one, other in zip(*moments, strict=True):

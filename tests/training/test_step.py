@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from functools import partial
 from unittest.mock import Mock
 
 import jax
@@ -19,14 +18,14 @@ from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import SPIKE_WINDOW, parameter_ema, refusable, with_guard
 from jax_transformer.training.step import (
     _split_rows,
-    _sum_of_parts,
-    _train_step,
+    _sum_of_microbatches,
     attention_choice,
     init_state,
-    train_step,
+    make_run_step,
     training_execution,
 )
 from tests.tiers import tiered
+from tests.training.steps import run_step
 
 CONFIG = TransformerConfig(
     src_vocab_size=13,
@@ -88,7 +87,7 @@ def test_step_is_adam_on_the_gradient_of_the_mean_loss():
 
     expected, gradients = jax.device_get((move(state.params, gradients), gradients))
 
-    new_state, metrics = train_step(state, example, CONFIG, SETTINGS)
+    new_state, metrics = run_step(CONFIG, SETTINGS)(state, example)
     assert metrics.loss == pytest.approx(float(loss), rel=1e-6)
     assert metrics.target_tokens == 22
     assert metrics.learning_rate == pytest.approx(rate)
@@ -107,7 +106,7 @@ def test_padding_rows_and_columns_change_no_step():
     padded = jax.tree.map(lambda ids: np.pad(ids, ((0, 4), (0, 5))), example)
     moments = []
     for one in (example, padded):
-        state, _ = train_step(start(NO_DROPOUT, PLAIN), one, NO_DROPOUT, PLAIN)
+        state, _ = run_step(NO_DROPOUT, PLAIN)(start(NO_DROPOUT, PLAIN), one)
         moments.append(optax.tree.get(state.optimizer_state, "mu"))
     for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
@@ -115,7 +114,7 @@ def test_padding_rows_and_columns_change_no_step():
 
 def test_a_batch_of_padding_gives_a_finite_step():
     nothing = Batch(*(np.zeros((4, 6), np.int32) for _ in range(3)))
-    state, metrics = train_step(start(), nothing, CONFIG, SETTINGS)
+    state, metrics = run_step(CONFIG, SETTINGS)(start(), nothing)
     assert (metrics.loss, metrics.target_tokens) == (0, 0)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
@@ -134,14 +133,14 @@ def test_every_microbatch_has_a_key_and_added_rows_are_padding():
         assert (rows[:4] == original).all()
         assert (rows[4:] == padding).all()
     key, trained = jax.random.key(0), {"sum": jnp.zeros((), jnp.int32)}
-    loss, total = _sum_of_parts(differentiate, trained, split, key)
+    loss, total = _sum_of_microbatches(differentiate, trained, split, key)
     assert loss == pytest.approx(sum(map(float, map(jax.random.uniform, jax.random.split(key, 3)))))
     assert total["sum"] == jnp.sum(split.src)
 
 
 def test_a_run_has_the_microbatches_of_its_settings():
     settings = dataclasses.replace(SETTINGS, num_microbatches=2)
-    make = partial(_train_step, config=CONFIG, training_config=settings)
+    make = make_run_step(CONFIG, settings)
     sizes = set(re.findall(r"i32\[[\d,]+\]", str(jax.make_jaxpr(make)(start(), batch()))))
     assert {"i32[2,2,6]", "i32[2,6]"} <= sizes
 
@@ -173,7 +172,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_next_one_is_made():
         state.params["source_embedding"]["embedding"] = table
         for example in batches:
             before = jax.device_get(state._replace(key=None))
-            state, metrics = train_step(state, example, CONFIG, settings)
+            state, metrics = run_step(CONFIG, settings)(state, example)
             finite.append(bool(metrics.finite))
             if not metrics.finite:
                 after = state.params, state.optimizer_state.inner, state.step
@@ -193,7 +192,7 @@ def test_a_run_rejects_the_spikes_that_its_settings_name():
     state, spikes = start(CONFIG, settings), []
     for seed in [0] * SPIKE_WINDOW + [1]:  # the loss of the batch that it knows has fallen
         made = int(state.step)
-        state, metrics = train_step(state, batch(seed), CONFIG, settings)
+        state, metrics = run_step(CONFIG, settings)(state, batch(seed))
         spikes.append(bool(metrics.spike))
         assert state.step == made + (not metrics.spike)
     assert spikes == [False] * SPIKE_WINDOW + [True]
@@ -250,7 +249,7 @@ def test_the_average_follows_the_parameters():
     state = start()
     expected = jax.tree.map(np.asarray, state.params)
     for step, decay in enumerate((0.1, 2 / 11, 0.25, 0.3, 0.3)):
-        state, _ = train_step(state, batch(step), CONFIG, SETTINGS)
+        state, _ = run_step(CONFIG, SETTINGS)(state, batch(step))
         expected = jax.tree.map(
             lambda average, new, decay=decay: decay * average + (1 - decay) * new,
             expected,
@@ -268,8 +267,8 @@ def test_the_average_follows_the_parameters():
 def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(init_state(CONFIG, settings).params)}
-    plain, plain_metrics = train_step(start(), batch(), CONFIG, SETTINGS)
-    state, metrics = train_step(start(CONFIG, settings), batch(), CONFIG, settings)
+    plain, plain_metrics = run_step(CONFIG, SETTINGS)(start(), batch())
+    state, metrics = run_step(CONFIG, settings)(start(CONFIG, settings), batch())
     assert (
         {leaf.dtype for leaf in jax.tree.leaves(state.params)} == dtypes == {jnp.dtype("float32")}
     )
@@ -279,7 +278,7 @@ def test_bfloat16_is_what_the_model_computes_in_and_nothing_else():
     assert metrics.loss.dtype == jnp.float32
     difference = abs(float(metrics.loss) - float(plain_metrics.loss))
     assert 0 < difference < 0.01 * float(plain_metrics.loss)
-    text = train_step.lower(state, batch(), CONFIG, settings).as_text()
+    text = run_step(CONFIG, settings).lower(state, batch()).as_text()
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert products
     assert all(line.split("->")[1].count("bf16") == 1 for line in products)
@@ -290,31 +289,30 @@ def test_a_gpu_whose_kernels_cap_no_scores_computes_plain_attention(softcap):
     config = dataclasses.replace(NO_DROPOUT, d_kv=64, attention_softcap=softcap)
     device = Mock(jax.Device, platform="gpu", compute_capability="9.0")
     settings = dataclasses.replace(SETTINGS, compute_dtype="bfloat16")
-    mesh = Mock(jax.sharding.Mesh, devices=np.array([device]))
     expected = "cudnn" if softcap is None else "plain"
     assert training_execution(device, config, settings).attention == expected
-    assert attention_choice(mesh, config, settings).implementation == expected
+    assert attention_choice(device, config, settings).implementation == expected
 
 
 def test_every_step_drops_others():
     losses = set()
     for step in range(3):
         state = start()._replace(step=jnp.int32(step))
-        _, metrics = train_step(state, batch(), CONFIG, SETTINGS)
+        _, metrics = run_step(CONFIG, SETTINGS)(state, batch())
         losses.add(float(metrics.loss))
     assert len(losses) == 3
 
 
 def test_the_state_is_donated():
     state = start()
-    train_step(state, batch(), CONFIG, SETTINGS)
+    run_step(CONFIG, SETTINGS)(state, batch())
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
 @pytest.mark.exhaustive
 def test_no_moment_is_copied():
     shapes = jax.eval_shape(lambda: init_state(CONFIG, SETTINGS))
-    program = train_step.lower(shapes, batch(), CONFIG, SETTINGS).compile().as_text()
+    program = run_step(CONFIG, SETTINGS).lower(shapes, batch()).compile().as_text()
     copied = re.findall(r"copy\(%(state_optimizer_state\w*kernel\w*)", program)
     assert copied == []
     assert "state_optimizer_state" in program

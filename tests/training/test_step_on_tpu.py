@@ -35,7 +35,7 @@ def mesh(request):
 @pytest.fixture(scope="module")
 def step(mesh):
     """The compiled step on one of the meshes."""
-    return compile_step(CONFIG, BFLOAT16, Workload(ROWS, LENGTH, mesh=mesh), SLICE)
+    return compile_step(CONFIG, Workload(ROWS, LENGTH, mesh, BFLOAT16), SLICE)
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +90,7 @@ def test_heads_are_not_copied_to_transpose_them(step):
 
 # (kind, dtype, asynchronous): (count, bytes on a device)
 COLLECTIVES = {
-    "data=8": {
-        ("all-reduce", "bf16", False): (9, 1_085_956),
-        ("all-reduce", "s32", False): (1, 4),
-    },
+    "data=8": {("all-reduce", "bf16", False): (9, 1_085_956), ("all-reduce", "s32", False): (1, 4)},
     "data=2,fsdp=2,tensor=2": {
         ("all-gather", "bf16", False): (2, 163_840),
         ("all-gather", "bf16", True): (31, 966_656),
@@ -126,7 +123,7 @@ def test_other_steps_compile_and_donate_their_state(name):
     if name == "one loop over two layers":
         config = dataclasses.replace(CONFIG, num_encoder_layers=2, num_decoder_layers=2)
     training_config = dataclasses.replace(BFLOAT16, **fields)
-    step = compile_step(config, training_config, Workload(4, LENGTH), "v5e:1x1")
+    step = compile_step(config, Workload(4, LENGTH, training=training_config), "v5e:1x1")
     state = jax.tree.leaves(state_shapes(config, training_config))
     assert report(step).donated == len(state) - UNREAD
     loops = sum(one.opcode == "while" for rows in parse(step.as_text())[0].values() for one in rows)

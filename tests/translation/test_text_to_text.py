@@ -8,13 +8,14 @@ import json
 import numpy as np
 import pytest
 
-from jax_transformer.commands.train_arguments import Arguments, initial_model
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import load_folder, load_tokenizer, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.export.readme import as_sources
 from jax_transformer.export.stablehlo_folder import export_stablehlo
+from jax_transformer.runs.arguments import Arguments
+from jax_transformer.runs.initial_model import initial_model
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel, load
 from jax_transformer.translation.translate import translate
