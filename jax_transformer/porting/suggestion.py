@@ -214,7 +214,7 @@ def to_config(found: Findings, pad_id: int, windows: Mapping[str, Any]) -> Trans
         bos_id = 1 if pad_id != 1 else 0
     eos_id = next(n for n in range(2, 5) if n not in (pad_id, bos_id))
     config |= dict(windows) | {"pad_id": pad_id, "bos_id": bos_id, "eos_id": eos_id}
-    return TransformerConfig(**config)
+    return TransformerConfig.from_dict(config)
 
 
 def _relative_fields(found: Findings) -> dict[str, Any]:

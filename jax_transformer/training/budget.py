@@ -12,6 +12,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from jax_transformer.config import Stack, TransformerConfig
+from jax_transformer.config.lengths import axis_length
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.checks import check_whole_number
@@ -130,13 +131,14 @@ def activations_per_row(
         """Bytes of a token that a layer of a stack keeps."""
         sizes = config.stack(stack)
         width, inner = sizes.d_model, sizes.d_ff / tensor
-        heads, scores = (sizes.num_heads * each / tensor for each in (sizes.head_dim, length))
-        keys_and_values = 2 * sizes.key_heads * sizes.head_dim / tensor
+        queries, scores = (sizes.num_heads * each / tensor for each in (sizes.head_dim, length))
+        heads = axis_length(sizes, "heads") / tensor
+        keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim) / tensor
         attentions = 1 if stack == "encoder" else 2
         products = inner * (2 if config.gated_feed_forward else 1)
         sublayers = (attentions + 1) * width
         # The products with kernels.
-        dots = sublayers + attentions * (heads + keys_and_values) + products
+        dots = sublayers + attentions * (queries + keys_and_values) + products
         everything = dots + attentions * (scores + heads)
         if workload.training.scan_layers:
             everything += sublayers + attentions * scores + inner
@@ -197,19 +199,20 @@ def step_flops(
     products = target_length * config.d_model * config.tgt_vocab_size
     for stack in STACKS:
         sizes = config.stack(stack)
-        heads, keys = (count * sizes.head_dim for count in (sizes.num_heads, sizes.key_heads))
-        shared = sizes.head_projection == "shared"
-        inputs = [sizes.head_dim if shared else sizes.d_model]  # of the keys of each attention
+        queries, heads = sizes.num_heads * sizes.head_dim, axis_length(sizes, "heads")
+        keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim)
+        inputs = [axis_length(sizes, "projected")]  # of the keys of each attention
         tokens = [length if stack == "encoder" else target_length]  # the same
         if stack == "decoder":
-            inputs.append(sizes.head_dim if shared else config.stack("encoder").d_model)
+            inputs.append(axis_length(sizes, "projected_memory"))
             tokens.append(length)
-        queries = 1 if sizes.decoder_attention == "merged" else len(inputs)
-        layer = queries * (inputs[0] + sizes.d_model) * heads
-        layer += 2 * sum(tokens) * heads
+        attentions = 1 if sizes.decoder_attention == "merged" else len(inputs)
+        layer = attentions * (inputs[0] * queries + sizes.d_model * heads)
+        layer += sum(tokens) * (queries + heads)
         layer += (3 if sizes.gated_feed_forward else 2) * sizes.d_model * sizes.d_ff
         layer *= tokens[0]
-        layer += sum(2 * width * keys * count for width, count in zip(inputs, tokens, strict=True))
+        for width, count in zip(inputs, tokens, strict=True):
+            layer += width * keys_and_values * count
         products += getattr(config, f"num_{stack}_layers") * layer
     return 3.0 * 2 * products * rows
 

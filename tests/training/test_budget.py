@@ -172,7 +172,7 @@ def test_flops_of_gated_wide_heads_are_those_of_the_compiled_step():
         assert not 1 <= counted / other < FLOPS_FACTOR
 
 
-GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1}
+GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1, "d_v": 128}
 WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
 
 

@@ -141,7 +141,7 @@ def torch_nn_config(module: nn.Module) -> TransformerConfig:
     decoder = agreed.pop("decoder_norm_placement", None)
     if decoder not in (None, agreed.setdefault("norm_placement", decoder)):
         agreed["decoder_norm_placement"] = decoder
-    return TransformerConfig.preset("torch_nn", **agreed)
+    return TransformerConfig.from_dict(TransformerConfig.preset_fields("torch_nn") | agreed)
 
 
 def torch_nn_module(config: TransformerConfig) -> nn.Transformer:
