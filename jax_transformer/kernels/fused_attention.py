@@ -29,18 +29,23 @@ def fused_attention(
     implementation: Attention,
     query: Float[Array, "B H T K"],
     key: Float[Array, "B G S K"],
-    value: Float[Array, "B G S K"],
+    value: Float[Array, "B G S _"],
     mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
     bias: Float[Array, "#B H T S"] | None,
     divisor: float,
     dropping: bool = False,
     softcap: float | None = None,
-) -> Float[Array, "B H T K"]:
+) -> Float[Array, "B H T _"]:
     """Return `functional.dot_product_attention` by "flash" or "cudnn" kernels."""
     if dropping:
         raise InputError(
             f"attention={implementation!r} cannot drop attention weights; use attention='plain', "
             "or set attention_dropout=0"
+        )
+    if value.shape[3] != key.shape[3]:
+        raise InputError(
+            f"attention={implementation!r} needs values as wide as keys, not d_v={value.shape[3]}; "
+            "use attention='plain'"
         )
     if implementation == "cudnn":
         if softcap is not None:

@@ -185,7 +185,7 @@ EACH = [(13, 13), (11, 11), (11, 13)]
     ],
 )
 def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed, by_kernels):
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1, d_v=None)
     params, tokens = random_params(config), random_tokens(config)
     if packed:
         src, tgt = tokens
@@ -198,6 +198,13 @@ def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed
     gradients = zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1]), strict=True)
     for ours, plain in gradients:
         assert error(ours, plain) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["flash", "cudnn"])
+def test_values_of_another_width_are_refused(kind):
+    query, value = jax.numpy.ones((1, 2, 4, 6)), jax.numpy.ones((1, 2, 4, 5))
+    with pytest.raises(InputError, match=f"attention='{kind}' needs values as wide .* not d_v=5;"):
+        fused_attention.fused_attention(kind, query, query, value, None, None, 1.0)
 
 
 @pytest.mark.exhaustive
