@@ -180,7 +180,7 @@ def _check_not_taken(arguments: Arguments, resumed: CheckpointFolder | None) -> 
 def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None:
     """Refuse arguments that cannot work, before any text is read."""
     check_path(arguments.store)
-    _ = arguments.denoisers  # which refuses settings of noise that it cannot follow
+    arguments.denoisers()  # refuses noise that the objective cannot have
     if initial.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
     else:

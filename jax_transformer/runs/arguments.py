@@ -1,7 +1,7 @@
 """The arguments of a training run: what it reads, what it starts from, where it writes.
 
-The fields of the model and of the training are two of them. A resumed run takes them from its
-checkpoint.
+`model` has the fields of the model, `training` those of the training. A resumed run takes both from
+its checkpoint.
 """
 
 import dataclasses
@@ -177,9 +177,8 @@ class Arguments:
         objective = self.training.objective
         return None if objective == "translation" else objective
 
-    @property
     def denoisers(self) -> tuple[Denoiser, ...]:
-        """What makes the examples of the plain text."""
+        """Return what makes the examples of the plain text; refuse noise that it cannot have."""
         density, mean_length = self.training.noise_density, self.training.mean_span_length
         if self.objective is not None:
             return denoisers(self.objective, density, mean_length)
