@@ -105,17 +105,18 @@ class SlotSearch:
         return int(np.sum(self.members < 0))
 
     def advance(
-        self, group: Group | None, until_free: int, most_steps: int = NO_LIMIT
+        self, group: Group | None, until_free: int | None = None, most_steps: int = NO_LIMIT
     ) -> list[Ended]:
         """Let a group enter, take steps, and return the sources that have ended.
 
         Args:
             group: As many members as there are free slots, at most; None is no group.
-            until_free: Stop when this many slots are free.
+            until_free: Stop when this many slots are free; None is all.
             most_steps: Stop after this many steps.
         """
-        is_whole = group is not None and len(group.src) == until_free == self.num_slots
-        if is_whole and self._slots is None and most_steps == NO_LIMIT:
+        is_first = group is not None and self._slots is None
+        is_last = until_free is None and most_steps == NO_LIMIT
+        if is_first and is_last and len(group.src) == self.num_slots:
             # All sources that there are fill the slots: one search, as that of `generate`.
             hypotheses, failed_at = search(
                 self.params,
@@ -145,7 +146,7 @@ class SlotSearch:
             self._group,
             places.astype(np.int32),
             self._selection,
-            most_running=np.int32(self.num_slots - until_free),
+            most_running=np.int32(0 if until_free is None else self.num_slots - until_free),
             most_steps=np.int32(most_steps),
             execution=self.execution,
         )

@@ -158,6 +158,14 @@ class TextSearch:
         if one_group is None:
             most_tokens = self.lines.max_tokens * shards // beam_size
             num_slots, group_size = pool_sizes(source_length, target_length, most_tokens, shards)
+        execution, (config, params, *_) = self.execution, self.models[0]
+        if execution is None:
+            execution = execution_on(
+                self.mesh.devices.flat[0],
+                jax.tree.leaves(params)[0].dtype.name,
+                config,
+                kind=SearchExecution,
+            )
         slots = SlotSearch(
             params=tuple(model.params for model in self.models),
             configs=tuple(model.config for model in self.models),
@@ -165,21 +173,9 @@ class TextSearch:
             source_length=source_length,
             target_length=target_length,
             beam_size=beam_size,
-            execution=self.suited_execution(),
+            execution=execution,
         )
         return Pool(slots, group_size)
-
-    def suited_execution(self) -> SearchExecution:
-        """Return how lines are translated."""
-        if self.execution is not None:
-            return self.execution
-        config, params, *_ = self.models[0]
-        return execution_on(
-            self.mesh.devices.flat[0],
-            jax.tree.leaves(params)[0].dtype.name,
-            config,
-            kind=SearchExecution,
-        )
 
     def advance(
         self, pool: Pool, sources: Mapping[int, Source], most_steps: int = NO_LIMIT
@@ -194,7 +190,7 @@ class TextSearch:
         entering, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
         if not entering and not pool.runs:
             return []
-        until_free = min(len(pool.waiting), pool.group_size) or pool.slots.num_slots
+        until_free = min(len(pool.waiting), pool.group_size) or None
         with jax.set_mesh(self.mesh):
             group = self._group(pool, entering, sources) if entering else None
             return pool.slots.advance(group, until_free, most_steps)

@@ -90,8 +90,7 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
 def search_all(slots, groups):
     """Yield what ends; each group enters as soon as it has room."""
     for group, following in pairwise([*groups, None]):
-        until_free = len(following.members) if following else len(slots.members)
-        yield from slots.advance(group, until_free)
+        yield from slots.advance(group, following and len(following.members))
 
 
 def assert_same(found, expected):

@@ -108,72 +108,57 @@ def test_text_is_utf_8_and_a_byte_order_mark_is_no_part_of_it(tmp_path):
         assert one_short_line(refused).startswith(str(path))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        "[1]",
-        "",
-        "{",
-        '{"a": ' + "9" * 5_000 + "}",
-        '{"a": -1e999}',
-        '{"a": NaN}',
-        '{"a": 1, "b": {"c": 1, "c": 1}}',
-        '{"' + "a" * 10_000 + '": 1, "' + "a" * 10_000 + '": 1}',
-        '{"a": "\\ud800"}',
-        '{"\\udfff": 1}',
-        '{"a": "\0"}',
-    ],
-    ids=lambda content: content[:12],
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(9))}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
-def test_json_that_python_would_guess_at_is_refused(tmp_path, content):
+NO_JSON = {
+    "[" * 100_000: "nested too deep",
+    "[1]": "must hold a JSON object",
+    "": "is no readable JSON",
+    "{": "is no readable JSON",
+    '{"a": ' + "9" * 5_000 + "}": "is no readable JSON",
+    '{"a": -1e999}': "-1e999 is no number",
+    '{"a": NaN}': "NaN is no number",
+    '{"a": 1, "b": {"c": 1, "c": 1}}': "the name 'c' occurs 2 times",
+    '{"' + "a" * 10_000 + '": 1, "' + "a" * 10_000 + '": 1}': "occurs 2 times",
+    '{"a": "\\ud800"}': "is no readable JSON",
+    '{"\\udfff": 1}': "is no readable JSON",
+    '{"a": "\0"}': "is no readable JSON",
+}
+NO_YAML = {
+    BOMB: "line 5, column 4 has more than 65,536 values, those of aliases included",
+    "a: &a [*a]": r"line 1, column 8 has the alias \*a of what it is a part of",
+    "x: {a: 1, a: 1}": "line 1, column 4 has the name 'a' 2 times",
+    "1: a\n0x1: b": "2 times",
+    "a: !!timestamp 2001-99-99": "the tag 'tag:yaml.org,2002:timestamp'",
+    "!!python/object/apply:os.system [touch canary]": "the tag",
+    "[" * 5_000: "nested too deep",
+    "a: 0x" + "f" * 50_000: "a number of 50,002 characters",
+    **dict.fromkeys(("a: 0x_", 'a: "\\ud800"', "a: \0", "a: b: c"), "is not YAML"),
+    **dict.fromkeys(("a: 1\n---\nb: 1", "? [a]\n: 1"), "is not YAML"),
+    "&" + "a" * 10_000 + " *" + "b" * 10_000: "is not YAML",
+}
+REFUSED = [(read_json, *row) for row in NO_JSON.items()]
+REFUSED += [(read_yaml, *row) for row in NO_YAML.items()]
+
+
+@pytest.mark.parametrize(("read", "content", "message"), REFUSED, ids=lambda value: str(value)[:16])
+def test_text_that_a_parser_would_guess_at_is_refused(tmp_path, read, content, message):
     path = tmp_path / "file"
     path.write_text(content)
-    with pytest.raises(InputError) as refused:
-        read_json(path)
-    assert one_short_line(refused).startswith(str(path))
-    with pytest.raises(InputError):
-        parse_json(content.encode(), "name")
+    with pytest.raises(InputError, match=message) as refused:
+        read(path)
+    start = f"{path}: is not YAML (" if read is read_yaml else str(path)
+    assert one_short_line(refused).startswith(start)
+    if read is read_json:
+        with pytest.raises(InputError, match=message):
+            parse_json(content.encode(), "name")
 
 
 def test_json_keeps_whole_pairs_of_surrogates_and_large_numbers():
     text = '{"a": "\\ud83d\\ude00", "n": 1000000000000000019884624838656, "x": 1e308}'
     assert parse_json(text, "name") == {"a": "\U0001f600", "n": int(1e30), "x": 1e308}
-
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(9))}]\n"
-    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (BOMB, r"line 5, column 4 has more than 65,536 values, those of aliases included"),
-        ("a: &a [*a]", r"line 1, column 8 has the alias \*a of what it is a part of"),
-        ("x: {a: 1, a: 1}", "line 1, column 4 has the name 'a' 2 times"),
-        ("1: a\n0x1: b", "2 times"),
-        ("a: !!timestamp 2001-99-99", "the tag 'tag:yaml.org,2002:timestamp'"),
-        ("!!python/object/apply:os.system [touch canary]", "the tag"),
-        ("[" * 5_000, "nested too deep"),
-        ("a: 0x_", "is not YAML"),
-        ("a: 0x" + "f" * 50_000, "a number of 50,002 characters"),
-        ('a: "\\ud800"', "is not YAML"),
-        ("a: \0", "is not YAML"),
-        ("a: b: c", "is not YAML"),
-        ("a: 1\n---\nb: 1", "is not YAML"),
-        ("? [a]\n: 1", "is not YAML"),
-        ("&" + "a" * 10_000 + " *" + "b" * 10_000, "is not YAML"),
-    ],
-    ids=lambda text: text[:16],
-)
-def test_yaml_that_no_settings_need_is_refused(tmp_path, content, message):
-    path = tmp_path / "file"
-    path.write_text(content)
-    with pytest.raises(InputError, match=message) as refused:
-        read_yaml(path)
-    assert one_short_line(refused).startswith(f"{path}: is not YAML (")
 
 
 def test_yaml_is_plain_data_and_what_looks_like_a_date_is_text(tmp_path):

@@ -248,9 +248,12 @@ def test_workers_end_with_a_killed_process_and_the_next_goes_on(tmp_path, one_pr
     assert 3 < done < 100
     assert not (left / MANIFEST).exists()
     encoded, encode = [], preparing.encode_block
-    monkeypatch.setattr(
-        preparing, "encode_block", lambda *args: encoded.append(args[0].first) or encode(*args)
-    )
+
+    def counted(block, *arguments, **options):
+        encoded.append(block.first)
+        return encode(block, *arguments, **options)
+
+    monkeypatch.setattr(preparing, "encode_block", counted)
     text = TextFiles((tmp_path / "text.de",), (tmp_path / "text.en",))
     assert corpus(tmp_path / "store", text).parts[0].folder == left
     assert encoded == list(range(40 * done, 4_000, 40))  # what is done is not done again

@@ -378,90 +378,135 @@ def test_the_class_tells_mbart_from_mbart_50(folder_of, tmp_path):
             values["tokenizer_class"] = None
 
 
-def replace(path, before, after):
-    content = path.read_bytes()
-    assert before in content
-    path.write_bytes(content.replace(before, after, 1))
+# What damages a folder.
 
 
-def change(folder, name, edit):
-    values = json.loads((folder / name).read_text())
-    edit(values)
-    (folder / name).write_text(json.dumps(values))
+def remove(name):
+    return lambda folder: (folder / name).unlink()
 
 
-def configure(folder, **values):
-    change(folder, "tokenizer_config.json", lambda config: config.update(values))
+def put(name, content):
+    return lambda folder: (folder / name).write_text(content)
 
 
-def without_any_code(folder):
-    def edit(values):
-        values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
+def replace(name, before, after):
+    def damage(folder):
+        content = (folder / name).read_bytes()
+        assert before in content
+        (folder / name).write_bytes(content.replace(before, after, 1))
 
-    change(folder, "tokenizer.json", edit)
-    configure(folder, extra_special_tokens=[])
+    return damage
 
 
+def change(name, edit):
+    def damage(folder):
+        path = folder / name
+        values = json.loads(path.read_text()) if path.exists() else {}
+        edit(values)
+        path.write_text(json.dumps(values))
+
+    return damage
+
+
+def configure(**values):
+    return change("tokenizer_config.json", lambda config: config.update(values))
+
+
+def without_codes(values):
+    values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
+
+
+def in_turn(*damages):
+    return lambda folder: [damage(folder) for damage in damages]
+
+
+def vocabularies_that_disagree(folder):
+    shutil.copy(folder / "vocab.json", folder / "target_vocab.json")
+    change("target_vocab.json", lambda ids: ids.update({"</s>": 1, "<unk>": 0}))(folder)
+
+
+RWKV = json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
+LSTRIP = {"5": {"content": "x", "lstrip": True}}
+NO_FILE = "cannot be read; a tokenizer file must be there"
+NO_CONFIG = r"tokenizer_config\.json is damaged; copy it again"
+NO_MODEL = r"is not a sentencepiece model"
+SEVERAL = configure(separate_vocabs=True)
 REFUSED = {
-    "a class that is not known, without tokenizer.json": (
-        "t5 without tokenizer.json",
-        lambda folder: (folder / "tokenizer_config.json").write_text(
-            json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
+    "t5 without tokenizer.json": [
+        (
+            put("tokenizer_config.json", RWKV),
+            r"has no tokenizer\.json, and .* cannot read the other files of RwkvTokenizer; write",
         ),
-        r"has no tokenizer\.json, and .* cannot read the other files of RwkvTokenizer; write it",
-    ),
-    "a sentencepiece model whose pieces are no text": (
-        "mbart-50 without tokenizer.json",
-        lambda folder: replace(folder / MODEL, "é".encode(), b"\xff\xa9"),
-        r"sentencepiece\.bpe\.model: is not a sentencepiece model, or is damaged",
-    ),
-    "a sentencepiece model whose normalisation is damaged": (
-        "mbart-50 without tokenizer.json",
-        lambda folder: replace(folder / MODEL, "アパート".encode(), 12 * b"\xff"),
-        r"sentencepiece\.bpe\.model: is damaged",
-    ),
-    "NLLB by its sentencepiece model": (
-        *("nllb", lambda folder: (folder / "tokenizer.json").unlink()),
-        r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
-    ),
-    "no codes": (
-        "nllb",
-        without_any_code,
-        r"tokenizer\.json: has no language code among its added tokens",
-    ),
-    "another language": (
-        *("mbart-50", lambda folder: configure(folder, src_lang="x")),
-        r"tokenizer_config\.json: source_lang='x' is none of the model's 52 language codes",
-    ),
-    "another list of codes": (
-        *("m2m100", lambda folder: configure(folder, language_codes="x")),
-        "language_codes='x' must be one of m2m100, wmt21",
-    ),
-    "merges that are no pairs": (
-        "bart without tokenizer.json",
-        lambda folder: (folder / "merges.txt").write_text("#version: 0.2\na\n"),
-        r"merges\.txt:2: 'a' is not a pair",
-    ),
-    "merges of another vocabulary": (
-        "bart without tokenizer.json",
-        lambda folder: (folder / "merges.txt").write_text("漢 字\n"),
-        r"merges\.txt: does not belong to vocab\.json",
-    ),
+    ],
+    "mbart-50 without tokenizer.json": [
+        (replace(MODEL, "é".encode(), b"\xff\xa9"), rf"{MODEL}: {NO_MODEL}, or is damaged"),
+        (replace(MODEL, "アパート".encode(), 12 * b"\xff"), rf"{MODEL}: is damaged"),
+    ],
+    "nllb": [
+        (
+            remove("tokenizer.json"),
+            r"no tokenizer\.json, which lists the ids of the language codes; fetch this file too",
+        ),
+        (
+            in_turn(change("tokenizer.json", without_codes), configure(extra_special_tokens=[])),
+            r"tokenizer\.json: has no language code among its added tokens",
+        ),
+    ],
+    "mbart-50": [
+        (
+            configure(src_lang="x"),
+            r"tokenizer_config\.json: source_lang='x' is none of the model's 52 language codes",
+        ),
+    ],
+    "m2m100": [
+        (configure(language_codes="x"), "language_codes='x' must be one of m2m100, wmt21"),
+    ],
+    "bart without tokenizer.json": [
+        (put("merges.txt", "#version: 0.2\na\n"), r"merges\.txt:2: 'a' is not a pair"),
+        (put("merges.txt", "漢 字\n"), r"merges\.txt: does not belong to vocab\.json"),
+    ],
+    "bytes with few sentinels": [
+        (configure(extra_ids="3"), NO_CONFIG),
+        (configure(extra_ids=-1), NO_CONFIG),
+        (configure(added_tokens_decoder={"x": {"content": "y"}}), NO_CONFIG),
+    ],
+    "marian": [
+        (remove("target.spm"), f"target.spm {NO_FILE}"),
+        (put("target.spm", "hello"), f"target.spm: {NO_MODEL}"),
+        (put("vocab.json", "{"), "vocab.json is no readable JSON"),
+        (change("vocab.json", lambda ids: ids.update(a="1")), "the id of 'a' is '1'"),
+        (change("vocab.json", lambda ids: ids.pop("<pad>")), "lacks the special token '<pad>'"),
+        (SEVERAL, f"target_vocab.json {NO_FILE}"),
+        (
+            in_turn(SEVERAL, vocabularies_that_disagree),
+            "'</s>' must have one id, but has 0 in vocab.json and 1 in target_vocab.json",
+        ),
+        (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
+        (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
+        (configure(added_tokens_decoder=[1]), NO_CONFIG),
+        (configure(added_tokens_decoder={"7": {"content": 3}}), NO_CONFIG),
+    ],
 }
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "message"),
+    [(kind, *row) for kind in REFUSED for row in REFUSED[kind]],
+    ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
+)
+def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message):
+    folder = Folder(kind, tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message) as refused:
+        read_class(tmp_path, folder.config, folder.usual)
+    assert str(refused.value).startswith(str(tmp_path))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_code_that_is_not_a_text_is_refused_in_one_line():
     for code in (10_000_000, ["fr_XX"], {"fr_XX": 1}):
         with pytest.raises(InputError, match=r"target_lang=.* is none of the model's 1 language"):
             Languages({"fr_XX": 3}, "before").changed(None, code)
-
-
-@pytest.mark.parametrize(("kind", "damage", "message"), REFUSED.values(), ids=REFUSED)
-def test_damaged_folders_are_refused_in_one_line(tmp_path, kind, damage, message):
-    folder = Folder(kind, tmp_path)
-    damage(tmp_path)
-    with pytest.raises(InputError, match=message):
-        read_class(tmp_path, folder.config, folder.usual)
 
 
 def test_damaged_settings_of_languages_are_refused(folder_of):
@@ -497,14 +542,3 @@ def test_damaged_settings_of_splitting_are_refused(folder_of, damage):
     own, _ = folder_of("bytes with few sentinels").read()
     with pytest.raises(InputError, match=r"^x: is damaged"):
         from_description(describe(own) | {"rule": "byte_level", "options": {}}, {}, "x")
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"extra_ids": "3"}, {"extra_ids": -1}, {"added_tokens_decoder": {"x": {"content": "y"}}}],
-)
-def test_a_damaged_tokenizer_config_is_refused_in_one_line(tmp_path, values):
-    folder = Folder("bytes with few sentinels", tmp_path)
-    configure(tmp_path, **values)
-    with pytest.raises(InputError, match=r"tokenizer_config\.json is damaged; copy it again"):
-        read_class(tmp_path, folder.config, folder.usual)

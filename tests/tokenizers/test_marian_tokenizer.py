@@ -1,6 +1,6 @@
-"""source.spm, target.spm and vocab.json: language codes, digests and damaged files.
+"""source.spm, target.spm and vocab.json: language codes, digests and truncated files.
 
-That ids and texts are those of MarianTokenizer is in test_classes.py.
+That ids and texts are those of MarianTokenizer, and damaged files refused, is in test_classes.py.
 """
 
 import json
@@ -79,64 +79,6 @@ def test_whatever_decides_ids_changes_the_digest(folder):
     shutil.copy(folder / "target.spm", folder / "source.spm")
     digests.add(read_marian(folder).digest())
     assert len(digests) == 4
-
-
-def change(name, edit):
-    def damage(folder):
-        path = folder / name
-        values = json.loads(path.read_text()) if path.exists() else {}
-        edit(values)
-        path.write_text(json.dumps(values))
-
-    return damage
-
-
-def write(name, content):
-    return lambda folder: (folder / name).write_bytes(content)
-
-
-def configure(**values):
-    return change("tokenizer_config.json", lambda v: v.update(values))
-
-
-LSTRIP = {"5": {"content": "x", "lstrip": True}}
-DAMAGE = {
-    "missing": (
-        lambda folder: (folder / "target.spm").unlink(),
-        "target.spm cannot be read; a tokenizer file must be there",
-    ),
-    "text as model": (write("target.spm", b"hello"), "target.spm: is not a sentencepiece model"),
-    "no JSON": (write("vocab.json", b"{"), "vocab.json is no readable JSON"),
-    "text as id": (change("vocab.json", lambda v: v.update(a="1")), "the id of 'a' is '1'"),
-    "no padding": (change("vocab.json", lambda v: v.pop("<pad>")), "lacks the special token '<p"),
-    "second vocabulary": (
-        configure(separate_vocabs=True),
-        "target_vocab.json cannot be read; a tokenizer file must be there",
-    ),
-    "other ids": (
-        lambda folder: (
-            configure(separate_vocabs=True)(folder),
-            shutil.copy(folder / "vocab.json", folder / "target_vocab.json"),
-            change("target_vocab.json", lambda v: v.update({"</s>": 1, "<unk>": 0}))(folder),
-        ),
-        "'</s>' must have one id, but has 0 in vocab.json and 1 in target_vocab.json",
-    ),
-    "sampling": (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
-    "stripping": (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
-    "settings": (configure(added_tokens_decoder=[1]), "tokenizer_config.json is damaged"),
-    "a token that is no text": (
-        configure(added_tokens_decoder={"7": {"content": 3}}),
-        "tokenizer_config.json is damaged",
-    ),
-}
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damaged_files_are_refused_in_one_line(folder, damage, message):
-    damage(folder)
-    with pytest.raises(InputError, match=message) as refused:
-        read_marian(folder)
-    assert str(refused.value).startswith(str(folder))
 
 
 def test_a_truncated_model_is_refused_at_every_length(shared):

@@ -264,8 +264,10 @@ def test_each_length_and_each_number_of_slots_is_compiled_once(model):
     assert compiled() == (2, 1, 0)
     translate(model, LINES[::-1] * 20 + long, **options)
     assert compiled() == (2, 1, 0)
+    translate(model, LINES * 5, max_tokens=256, max_new_tokens=3)  # a group fills the slots
+    assert compiled() == (2, 2, 0)
     translate(model, LINES[:3], max_new_tokens=3)  # two slots have room for all: one search
-    assert compiled() == (2, 1, 1)
+    assert compiled() == (2, 2, 1)
 
 
 def test_the_last_token_of_the_longest_translation_can_be_forced(model):
