@@ -259,7 +259,7 @@ def needed_calls(
 ) -> tuple[Call, ...]:
     """Return those of some calls that compute `keys`, in order, where `known` are there already."""
     needed, found = {key for key in keys if key not in known}, []
-    for call in reversed(calls):
+    for call in reversed(calls) if needed else ():
         if not needed.isdisjoint(call.outputs):
             needed.update(key for key in call.reads if key not in known)
             found.append(call)

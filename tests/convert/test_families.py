@@ -24,7 +24,7 @@ from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.model.layers import EncoderLayer, RelativeAttentionBias
+from jax_transformer.model.layers import AttentionContext, EncoderLayer, RelativeAttentionBias
 from jax_transformer.model.masks import source_mask
 from jax_transformer.storage import weights as weight_files
 from tests.convert.families.case import (
@@ -88,7 +88,7 @@ def layer(config, params, shared_bias, x, mask):
     if config.has_shared_relative_bias:
         table = RelativeAttentionBias(config, bidirectional=True)
         bias = table.apply({"params": shared_bias}, *2 * x.shape[1:2])
-    return EncoderLayer(config).apply({"params": params}, x, mask, bias)
+    return EncoderLayer(config).apply({"params": params}, x, AttentionContext(mask, bias))
 
 
 @functools.partial(jax.jit, static_argnums=0)
