@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.slots import SlotSearch
 
 SHORTEST_SOURCE = 16  # tokens, padding included
@@ -25,11 +26,13 @@ class Pool:
     Attributes:
         slots: The search.
         group_size: Most sources that enter slots together.
+        generation: The options of the search; the first group that enters sets them.
         waiting: Numbers of the sources that have not entered.
     """
 
     slots: SlotSearch
     group_size: int
+    generation: GenerationConfig | None = None
     waiting: list[int] = dataclasses.field(default_factory=list)
 
     @property

@@ -197,14 +197,15 @@ class TextSearch:
 
     def _group(self, pool: Pool, members: list[int], sources: Mapping[int, Source]) -> Group:
         """Return sources that enter together, with what each has of its own."""
-        config, generation = self.models[0].config, self.generation
-        source_length, target_length = pool.slots.source_length, pool.slots.target_length
-        if target_length < self.limit(source_length):
-            # A target of an attempt that has not ended is then among those that are returned.
-            generation = dataclasses.replace(generation, num_hypotheses=generation.beam_size)
-        generation = dataclasses.replace(generation, max_new_tokens=target_length)
+        config, target_length = self.models[0].config, pool.slots.target_length
+        if pool.generation is None:
+            options = dataclasses.replace(self.generation, max_new_tokens=target_length)
+            if target_length < self.limit(pool.slots.source_length):
+                # A target of an attempt that has not ended is then among those that are returned.
+                options = dataclasses.replace(options, num_hypotheses=options.beam_size)
+            pool.generation = options
         ids = [sources[member].ids for member in members]
-        src = padded_rows(ids, pool.group_size, source_length, config)
+        src = padded_rows(ids, pool.group_size, pool.slots.source_length, config)
         check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
         rows = [sources[member] for member in np.resize(members, len(src))]
         limits = [min(self.limit(len(source.ids)), target_length) for source in rows]
@@ -213,7 +214,7 @@ class TextSearch:
             places = np.array([(source.line, source.sentence) for source in rows], np.uint32)
             keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(places)
         src = src.astype(np.int32)
-        selection = make_selection(generation, config, src, None, np.array(limits), keys)
+        selection = make_selection(pool.generation, config, src, None, np.array(limits), keys)
         return Group(members, src, selection)
 
     def found(self, ended: Ended, source: Source) -> list[Translation]:
