@@ -143,7 +143,11 @@ REFUSED = [(read_json, *row) for row in NO_JSON.items()]
 REFUSED += [(read_yaml, *row) for row in NO_YAML.items()]
 
 
-@pytest.mark.parametrize(("read", "content", "message"), REFUSED, ids=lambda value: str(value)[:16])
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    REFUSED,
+    ids=lambda value: value[:16] if isinstance(value, str) else None,
+)
 def test_text_that_a_parser_would_guess_at_is_refused(tmp_path, read, content, message):
     path = tmp_path / "file"
     path.write_text(content)
