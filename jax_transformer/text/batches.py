@@ -1,6 +1,7 @@
 """Batches of a few fixed shapes (each needs one compilation); ragged ids as one array."""
 
 import concurrent.futures
+import functools
 import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -149,30 +150,30 @@ def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     ends = np.cumsum(source_lengths + target_lengths)
     targets = ends - target_lengths
     sources = targets - source_lengths
-
-    def side(
-        name: str,
-        starts: Int64[np.ndarray, "members"],
-        lengths: Int64[np.ndarray, "members"],
-        row_length: int,
-    ) -> Int32[np.ndarray, "rows length"]:
-        laid_out = _lay_out(ids, planned, corpus.pad_id, starts, lengths, row_length)
-        size = corpus.src_vocab_size if name == "src" else corpus.tgt_vocab_size
-        if laid_out.size and not 0 <= laid_out.min() <= laid_out.max() < size:
-            raise InputError(
-                f"{name} has ids from {laid_out.min()} to {laid_out.max()}, but those of the "
-                f"vocabulary go from 0 to {size - 1}"
-            )
-        return laid_out.astype(np.int32)  # which would wrap other ids around
-
+    in_rows = functools.partial(_lay_out, ids, planned, corpus.pad_id)
+    src = in_rows(sources, source_lengths, planned.length)
+    tgt_in = in_rows(targets, target_lengths - 1, target_length)
+    tgt_out = in_rows(targets + 1, target_lengths - 1, target_length)
     is_packed = planned.member_rows is not None
     return Batch(
-        src=side("src", sources, source_lengths, planned.length),
-        tgt_in=side("tgt_in", targets, target_lengths - 1, target_length),
-        tgt_out=side("tgt_out", targets + 1, target_lengths - 1, target_length),
+        src=_as_int32("src", src, corpus.src_vocab_size),
+        tgt_in=_as_int32("tgt_in", tgt_in, corpus.tgt_vocab_size),
+        tgt_out=_as_int32("tgt_out", tgt_out, corpus.tgt_vocab_size),
         src_segments=_segments(source_lengths, planned, planned.length) if is_packed else None,
         tgt_segments=_segments(target_lengths - 1, planned, target_length) if is_packed else None,
     )
+
+
+def _as_int32(
+    name: str, ids: Integer[np.ndarray, "rows length"], vocab_size: int
+) -> Int32[np.ndarray, "rows length"]:
+    """Return ids as int32, which would wrap those around that are outside the vocabulary."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise InputError(
+            f"{name} has ids from {ids.min()} to {ids.max()}, but those of the vocabulary go from "
+            f"0 to {vocab_size - 1}"
+        )
+    return ids.astype(np.int32)
 
 
 def _lay_out(

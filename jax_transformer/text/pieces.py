@@ -104,19 +104,27 @@ def _next_beginning(
     it at most half the row, so that texts of other proportions have space. A row without whole ones
     begins with the first text.
     """
-
-    def best(most: tuple[int, int]) -> tuple[int, int, Piece] | None:
-        found = (
-            (max(_beside(part, free)), place, part)
-            for place, (piece, objective) in enumerate(waiting)
-            if objective is not None and (part := _part_that_fits(piece, objective, most))
-        )
-        return min(found, default=None) if any_of_them else next(found, None)
-
-    chosen = best(free)
+    chosen = _best_beginning(waiting, free, free, any_of_them)
     if chosen is not None and chosen[0] >= SMALLEST_ROOM and min(free) >= SMALLEST_ROOM:
-        chosen = best((-(-free[0] // 2), -(-free[1] // 2))) or chosen
+        half = -(-free[0] // 2), -(-free[1] // 2)
+        chosen = _best_beginning(waiting, free, half, any_of_them) or chosen
     return None if chosen is None else chosen[1:]
+
+
+def _best_beginning(
+    waiting: list[Waiting], free: tuple[int, int], most: tuple[int, int], any_of_them: bool
+) -> tuple[int, int, Piece] | None:
+    """Return what stays free on the emptier side, the place of a text, and its part.
+
+    Args:
+        most: The most tokens of the part on each side.
+    """
+    found = (
+        (max(_beside(part, free)), place, part)
+        for place, (piece, objective) in enumerate(waiting)
+        if objective is not None and (part := _part_that_fits(piece, objective, most))
+    )
+    return min(found, default=None) if any_of_them else next(found, None)
 
 
 def _with_sizes(piece: Piece, objective: Objective | None) -> Waiting:
