@@ -13,11 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int64, Integer, Shaped
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import BAD_LINES_NAMED, InputError
 from jax_transformer.storage.reading import open_regular
 from jax_transformer.text.denoising import Objective
 from jax_transformer.text.pieces import Piece
-from jax_transformer.text.text_files import BAD_LINES_NAMED
 
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]

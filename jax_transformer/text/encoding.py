@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import BAD_LINES_NAMED, InputError
 from jax_transformer.text.corpus import Corpus, Part, packed_part
 from jax_transformer.text.denoising import (
     LONGEST_TEXT,
@@ -19,7 +19,6 @@ from jax_transformer.text.denoising import (
     SpecialIds,
 )
 from jax_transformer.text.parallel_text import Documents, Text
-from jax_transformer.text.text_files import BAD_LINES_NAMED
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory

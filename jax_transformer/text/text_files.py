@@ -23,7 +23,6 @@ MAGICS |= {bytes([low]) + b"\x2a\x4d\x18": "zstd" for low in range(0x50, 0x60)}
 COMPRESSED_CHUNK = 2**13  # bytes; zstd makes up to 2**15 times as many of them
 TEXT_CHUNK = 2**18  # bytes of text that are read at once
 LONGEST_LINE = 2**20  # bytes
-BAD_LINES_NAMED = 5  # in a report
 FAULT = "is no readable text; name a text file"
 
 

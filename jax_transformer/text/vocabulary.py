@@ -78,7 +78,8 @@ def trained_tokenizer(
             for _, pair in chosen_pairs(text, numbers):
                 if text.reading.documents and has_text(pair):
                     (document,) = pair
-                    pair = [document[i : i + longest] for i in range(0, len(document), longest)]
+                    starts = range(0, len(document), longest)
+                    pair = tuple(document[start : start + longest] for start in starts)
                 for line in pair if has_text(pair) else ():
                     if len(line) > longest or has_long_word(line):
                         left_out += 1

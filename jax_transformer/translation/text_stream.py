@@ -17,10 +17,9 @@ from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import BAD_LINES_NAMED, InputError
 from jax_transformer.runtime.distributed import library_digest
 from jax_transformer.text.text_files import (
-    BAD_LINES_NAMED,
     LONGEST_LINE,
     count_lines,
     decode_lines,
