@@ -1,10 +1,12 @@
 """Plain text: documents of files, prepared as texts, cut into pieces that fill rows."""
 
+import io
 import itertools
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
@@ -21,6 +23,8 @@ from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
 from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window, take_rows
+from jax_transformer.text.store import with_known_facts
+from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import train_byte_pair, train_unigram
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import TOKENIZER as PLAIN_TOKENIZER
@@ -272,3 +276,21 @@ def test_plan_of_a_window_is_a_function_of_the_window():
     assert [p.pieces for p in first] == [
         p.pieces for p in plan_window(texts, training, again, 3, 0)
     ]
+
+
+def test_a_tokenizer_is_trained_on_documents_that_are_cut(tmp_path):
+    """Of a document that is longer than a line may be, no character is lost."""
+    console = Console(file=io.StringIO())
+    text = plain(tmp_path, b"abc " * 40 + b"\n\n" + b"xyz " * 40, documents="blank_lines")
+    tokenizer = trained_tokenizer(
+        tmp_path / "store",
+        [with_known_facts(tmp_path / "store", text, console)],
+        without=np.zeros(0, np.int64),
+        vocabulary=Vocabulary(20, False),
+        most_pairs=10**6,
+        longest=50,
+        seed=0,
+        console=console,
+    )
+    for word in ("abc", "xyz"):
+        assert tokenizer.unk_id not in tokenizer.encode_source([word])[0]
