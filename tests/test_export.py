@@ -82,18 +82,18 @@ def translation():
     class Found(Exception):
         pass
 
-    def keep(*arguments):
-        found.append(arguments)
+    def keep(params, configs, src, *arguments, execution, **named):
+        found.append((params, configs, src, arguments, named))
         raise Found
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "search", keep)
         with pytest.raises(Found):
             list(translate(tiny_model(LINES, 30), LINES, beam_size=2))
-    ((params, configs, src, *given, _),) = found
+    ((params, configs, src, arguments, named),) = found
 
     def program(execution, params, src):
-        return slots.search(params, configs, src, *given, execution)
+        return slots.search(params, configs, src, *arguments, execution=execution, **named)
 
     return program, (params, src)
 

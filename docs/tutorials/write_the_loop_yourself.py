@@ -223,12 +223,12 @@ print(subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, ch
 #   layers are thin modules of Flax Linen, and take their part of the same tree:
 
 # %%
-from jax_transformer.model.layers import EncoderLayer
+from jax_transformer.model.layers import AttentionContext, EncoderLayer
 
 x = jax.random.normal(jax.random.key(1), (2, 5, 64))
 bias = jax.random.normal(jax.random.key(2), (1, 4, 5, 5))  # [1, heads, queries, keys]
 layer = {"params": params["encoder"]["layers_0"]}
-biased = EncoderLayer(config).apply(layer, x, None, bias)
+biased = EncoderLayer(config).apply(layer, x, AttentionContext(position_bias=bias))
 assert not np.allclose(biased, EncoderLayer(config).apply(layer, x))
 
 # %% [markdown]
