@@ -15,6 +15,11 @@ PAIRS = {
     "Attention": (layers, torch_reference.layers, "MultiHeadAttention"),
     "Feed-forward network": (layers, torch_reference.layers, "FeedForward"),
     "Residual connection and norm": (layers, torch_reference.layers, "Residual"),
+    "What a self-attention reads beside its vectors": (
+        layers,
+        torch_reference.layers,
+        "AttentionContext",
+    ),
     "Encoder layer": (layers, torch_reference.layers, "EncoderLayer"),
     "Decoder layer": (layers, torch_reference.layers, "DecoderLayer"),
     "The whole model": (transformer, torch_reference.model, "Transformer"),
