@@ -480,7 +480,7 @@ class TransformerConfig:
             yield f"eos_id={self.eos_id} must differ from pad_id={self.pad_id}"
         if self.num_heads % self.key_heads:
             yield f"num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
-        if self.head_projection == "shared" and self.key_heads != self.num_heads:
+        if self.shares_heads and self.key_heads != self.num_heads:
             yield f"num_kv_heads={self.num_kv_heads} must be None where head_projection='shared'"
         unbiased = self.norm in ("std_norm", "unbiased_layer_norm")
         if unbiased and self.d_model == 1:

@@ -230,7 +230,7 @@ def _set_attention(
     _set_norm(spec.layer_norm, params[f"{name}_residual"]["norm"])
     attention = params[name]
     inputs = [attention[part] for part in ("query", "key", "value")]
-    if config.head_projection == "shared":
+    if config.shares_heads:
         inputs = [_for_all_heads(part, config.num_heads) for part in inputs]
     groups = [inputs] if name == "self_attention" else [inputs[:1], inputs[1:]]
     for linear, group in zip(spec.linear, groups, strict=False):

@@ -403,7 +403,7 @@ class MultiHeadAttention(nn.Module):
         self, projection: Linear, x: Float[Array, "B L D"], num_heads: int
     ) -> Float[Array, "B H L K"]:
         """Return the product of vectors, split into heads."""
-        if self.config.head_projection == "shared":
+        if self.config.shares_heads:
             return projection(functional.split_heads(x, num_heads))
         return functional.split_heads(projection(x), num_heads)
 

@@ -183,7 +183,7 @@ def _report(progress: RunProgress, outputs: _RunOutputs) -> RunProgress:
     """Show and log the steps of the window; return the progress with an empty one."""
     progress = progress._replace(window=jax.device_get(progress.window))
     values = outputs.shown.report(progress.step, [metrics for _, metrics in progress.window])
-    outputs.log.write(progress.step, **values)
+    outputs.log.write(progress.step, values)
     outputs.watchdog.alive()
     return progress.after_report()
 
@@ -204,8 +204,8 @@ def _evaluate(
             # Each process takes the main one's numbers: its own may differ in a bit.
             measured = json.loads(distributed.from_main(json.dumps(measured).encode()))
     outputs.shown.skip_time()
-    named = {f"validation_loss_{task}": value for task, value in losses.items() if task}
-    outputs.log.write(progress.step, validation_loss=loss, **named, **measured)
+    of_tasks = {f"validation_loss_{task}": value for task, value in losses.items() if task}
+    outputs.log.write(progress.step, {"validation_loss": loss, **of_tasks, **measured})
     if not math.isfinite(loss):
         return checkpoint, loss
     by = run.settings.training_config.select_by

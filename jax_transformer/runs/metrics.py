@@ -9,6 +9,7 @@ and "validation_bleu".
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,11 @@ class MetricsLog:
         replace_file(path, "".join(map(_line, kept)).encode())
         self._path, self._file = path, path.open("a", encoding="utf-8")
 
-    def write(self, step: int, **values: float | int) -> None:
-        """Append one report; the file has it when this returns."""
+    def write(self, step: int, values: Mapping[str, float | int]) -> None:
+        """Append one report, of values by name; the file has it when this returns."""
         if self._file is not None:
             with errors_naming(self._path, "cannot be written", OSError):
-                self._file.write(_line({"step": step} | values))
+                self._file.write(_line({"step": step, **values}))
                 self._file.flush()
         if self._events is not None:
             for name, value in values.items():

@@ -105,16 +105,16 @@ def map_rows_and_heads(
     rows. Rows are split over data and fsdp, heads over tensor, where these divide them: the fewest
     heads, which divide the others, so that keys stay beside the queries that read them.
     """
-    mesh, arrays = jax.sharding.get_abstract_mesh(), (*by_rows_and_heads, *by_rows)
+    mesh = jax.sharding.get_abstract_mesh()
     if not has_our_axes(mesh):
-        return function(*arrays)
+        return function(*by_rows_and_heads, *by_rows)
     rows, heads = by_rows_and_heads[0].shape[0], min(x.shape[1] for x in by_rows_and_heads)
     row_axes = ROW_AXES if rows % _size(mesh, ROW_AXES) == 0 else None
     head_axis = "tensor" if heads % _size(mesh, "tensor") == 0 else None
     rows_and_heads = PartitionSpec(row_axes, head_axis)
     specs = [rows_and_heads] * len(by_rows_and_heads) + [PartitionSpec(row_axes)] * len(by_rows)
     split = jax.shard_map(function, in_specs=(*specs,), out_specs=rows_and_heads, check_vma=False)
-    return split(*arrays)
+    return split(*by_rows_and_heads, *by_rows)
 
 
 def divides_rows_alone(rows: int) -> bool:

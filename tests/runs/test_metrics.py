@@ -14,13 +14,13 @@ LOSSES = [0.1 + 0.2, 1e-300, 3.0]
 def write(directory, steps, **options):
     log = MetricsLog(directory, **options)
     for step in steps:
-        log.write(step, loss=LOSSES[step - 1], learning_rate=step / 7)
+        log.write(step, {"loss": LOSSES[step - 1], "learning_rate": step / 7})
     log.close()
 
 
 def test_a_report_is_a_line_that_is_there_at_once_and_reads_back_exactly(tmp_path):
     log = MetricsLog(tmp_path)
-    log.write(5, loss=0.1 + 0.2, target_tokens=3_000_000_000)
+    log.write(5, {"loss": 0.1 + 0.2, "target_tokens": 3_000_000_000})
     expected = {"step": 5, "loss": 0.1 + 0.2, "target_tokens": 3_000_000_000}
     assert json.loads((tmp_path / METRICS_FILE).read_text()) == expected
     assert read_metrics(tmp_path / METRICS_FILE) == [expected]
@@ -67,7 +67,7 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     log = MetricsLog(tmp_path)
     monkeypatch.setattr(log, "_file", open("/dev/full", "w"))  # noqa: SIM115
     with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written .*No space left"):
-        log.write(1, loss=0.5)
+        log.write(1, {"loss": 0.5})
     log.close()
 
 
