@@ -36,15 +36,18 @@ def distillation_loss(
     teacher_logits: Float[Tensor, "B L V"],
     targets: Int[Tensor, "B L"],
     pad_id: int,
+    temperature: float = 1.0,
 ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
     """Return the summed cross-entropy against a teacher's distributions (Kim and Rush 2016, 3.1).
 
-    It is summed over the targets that are not padding; their number is the second result.
+    It is summed over the targets that are not padding; their number is the second result. The
+    logits are divided by `temperature`, and the loss multiplied by its square (Hinton et al. 2015).
     """
-    teacher = teacher_logits.detach().softmax(-1)
-    losses = -(teacher * logits.log_softmax(-1)).sum(-1)
+    shares = (teacher_logits.detach() / temperature).softmax(-1)
+    student = (logits / temperature).log_softmax(-1)
+    losses = -(shares * student.where(shares > 0, 0.0)).sum(-1)
     counted = targets != pad_id
-    return losses[counted].sum(), counted.sum()
+    return temperature**2 * losses[counted].sum(), counted.sum()
 
 
 def learning_rate(config: TransformerConfig, training_config: Any, steps_made: int) -> float:
@@ -84,6 +87,7 @@ def train_step(
     training_config: Any,
     teacher: Transformer | None = None,
     teacher_weight: float = 0.5,
+    temperature: float = 1.0,
 ) -> float:
     """Make one step in place; return the loss before it, in nats a target token.
 
@@ -91,6 +95,7 @@ def train_step(
         batch: Source ids, target ids that begin with BOS, target ids that end with EOS.
         teacher: A model to learn from; None learns from the targets alone.
         teacher_weight: Share of `distillation_loss` in the loss; the cross-entropy has the rest.
+        temperature: As of `distillation_loss`.
     """
     config = model.config
     count = max(int((batch[2] != config.pad_id).sum()), 1)
@@ -103,7 +108,9 @@ def train_step(
         if teacher is not None:
             with torch.no_grad():
                 teacher_logits = teacher(src, tgt_in)
-            distilled, _ = distillation_loss(logits, teacher_logits, tgt_out, config.pad_id)
+            distilled, _ = distillation_loss(
+                logits, teacher_logits, tgt_out, config.pad_id, temperature
+            )
             total = (1 - teacher_weight) * total + teacher_weight * distilled
         (total / count).backward()
         loss += total.item() / count

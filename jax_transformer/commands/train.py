@@ -269,7 +269,8 @@ def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tupl
         return ()
     dtype = arguments.training.compute_dtype
     half = model._replace(params=jax.tree.map(lambda leaf: leaf.astype(dtype), model.params))
-    return (Teacher(place(half, mesh).params, model.config, arguments.teacher_weight),)
+    weight, temperature = arguments.teacher_weight, arguments.teacher_temperature
+    return (Teacher(place(half, mesh).params, model.config, weight, temperature),)
 
 
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:

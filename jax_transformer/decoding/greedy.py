@@ -10,6 +10,8 @@ from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, wi
 from jax_transformer.decoding.rules import Rules, apply_rules, forced_tokens, is_end
 from jax_transformer.decoding.sampling import sample
 
+BLOCK = 256  # ids whose largest score is compared first
+
 
 def extend_by_token(
     state: State,
@@ -27,7 +29,7 @@ def extend_by_token(
     allowed = apply_rules(logits, state.sequences, step, rules)[:, 0]
     logits, normalizer = logits[:, 0], normalizer[:, 0]
     sampling = selection.sampling
-    token = _likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
+    token = likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
     score = _score(logits, normalizer, allowed, token, step, rules)
     failed = running & ~jnp.isfinite(normalizer)
     token = jnp.where(running & ~failed, token, pad_id)
@@ -67,9 +69,20 @@ def _score(
     return jnp.where(changed > -jnp.inf, score, -jnp.inf)
 
 
-def _likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:
-    # XLA has no vector code for jnp.argmax on a CPU: it takes 10 times as long as this. Nor does it
-    # fuse a minimum of integers; a float32 holds every id below 2**24.
-    ids = jnp.arange(scores.shape[-1], dtype=jnp.float32)
-    best = jnp.max(scores, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(scores == best, ids, ids.size - 1), axis=-1).astype(jnp.int32)
+def likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:
+    """Return the id of the largest score of each row; the lowest id wins a tie.
+
+    First the block of ids is chosen that has the largest score, then the id in it. XLA has no
+    vector code for a long `jnp.argmax` on a CPU. No score is compared with the largest one for
+    equality: XLA may compute both, with other roundings, and then nothing is equal.
+    """
+    count = scores.shape[1]
+    width = min(BLOCK, count)
+    whole = count - count % width  # ids in whole blocks; the last block is shorter
+    best = jnp.max(scores[:, :whole].reshape(len(scores), -1, width), axis=2)
+    if whole < count:
+        best = jnp.append(best, jnp.max(scores[:, whole:], axis=1, keepdims=True), axis=1)
+    begins = jnp.minimum(jnp.argmax(best, axis=1) * width, count - width)
+    ids = begins[:, None] + jnp.arange(width)
+    chosen = jnp.argmax(jnp.take_along_axis(scores, ids, axis=1), axis=1, keepdims=True)
+    return jnp.take_along_axis(ids, chosen, axis=1)[:, 0].astype(jnp.int32)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.decoding.cache import Cache
 from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
 from jax_transformer.decoding.search import (
     NO_LIMIT,
@@ -261,11 +262,21 @@ def _advance(
         return old.at[places].set(new, mode="drop") if old.ndim else old
 
     state, rows = jax.tree.map(put, slots, group)
-    caches = tuple(
-        cache._replace(begin=cache.begin.at[places].set(cache.position, mode="drop"))
-        for cache in state.caches
-    )
+    caches = tuple(_entered(cache, places) for cache in state.caches)
     state, selection = state._replace(caches=caches), selection.with_rows(rows)
     state = take_steps(params, configs, state, selection, (most_running, most_steps), execution)
     found = best_hypotheses(state, selection)
     return Slots(state, rows), state.ended, found, state.failed_at
+
+
+def _entered(cache: Cache, places: Int32[Array, " G"]) -> Cache:
+    """Return the cache whose rows in these places begin here, with its position below L.
+
+    The position counts modulo the ring, else it would wrap after 2**31 steps. Rows that ended long
+    ago keep a beginning that is no more than L steps back.
+    """
+    length = cache.ancestors.shape[2]
+    position = cache.position % length
+    begin = jnp.maximum(cache.begin - (cache.position - position), position - length)
+    begin = begin.at[places].set(position, mode="drop")
+    return cache._replace(position=position, begin=begin)

@@ -20,7 +20,14 @@ from jax_transformer.text.denoising import MOST_SENTINELS, Denoiser, DenoisingOb
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Documents, Reading
 from jax_transformer.text.store import default_store
-from jax_transformer.training.config import CHANGEABLE, Count, Positive, TrainingConfig
+from jax_transformer.training.config import (
+    CHANGEABLE,
+    Count,
+    Positive,
+    TeacherWeight,
+    Temperature,
+    TrainingConfig,
+)
 
 # The metadata of a field says what a resumed run does with it, as `CHANGEABLE` does. Without any,
 # the run keeps its own value and refuses another one.
@@ -92,6 +99,8 @@ class Arguments:
         teacher: Trained model to learn from, word by word (Kim and Rush 2016), for example a larger
             one: the folder of a model of this library or of Hugging Face. Its tokenizer is used.
         teacher_weight: Share of the teacher in the loss; the targets have the rest.
+        teacher_temperature: What the logits of both are divided by in the teacher's part of the
+            loss, which is multiplied by its square (Hinton et al. 2015).
         fresh_weights: Draw the weights anew: of --init, only the config and the tokenizer are used.
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
@@ -149,7 +158,8 @@ class Arguments:
     init: Path | None = None
     init_keeps: tuple[Literal["moments", "step"], ...] = ()
     teacher: Path | None = None
-    teacher_weight: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    teacher_weight: TeacherWeight = 0.5
+    teacher_temperature: Temperature = 1.0
     fresh_weights: bool = False
     ignore_generation_config: bool = field(default=False, metadata=CHANGEABLE)
     source_lang: str | None = None

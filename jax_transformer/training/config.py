@@ -14,6 +14,8 @@ from jax_transformer.kernels.execution import Remat
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
+TeacherWeight = Annotated[float, Meta(gt=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0.01, le=100)]
 
 Schedule = Literal["noam", "inverse_square_root", "t5", "cosine", "constant"]
 Optimizer = Literal["adam", "adafactor", "muon"]

@@ -102,7 +102,9 @@ def batch_loss(
         total = cross_entropy(logits, targets, config.pad_id, label_smoothing)[0]
         if teacher is None:
             return total
-        distilled = distillation_loss(logits, teacher_logits, targets, config.pad_id)[0]
+        distilled, _ = distillation_loss(
+            logits, teacher_logits, targets, config.pad_id, teacher.temperature
+        )
         return (1 - teacher.weight) * total + teacher.weight * distilled
 
     targets = jnp.asarray(batch.tgt_out)

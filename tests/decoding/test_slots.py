@@ -162,3 +162,37 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
     failed = {member: failed_at for member, _, failed_at in search_all(slots, groups)}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
+
+
+def test_a_search_runs_on_after_the_steps_that_an_integer_can_count(model):
+    params, config = model
+
+    def found(steps_before):
+        slots = SlotSearch(
+            params=(params,),
+            configs=(config,),
+            num_slots=8,
+            source_length=9,
+            target_length=STEPS,
+            beam_size=1,
+            execution=EXECUTION,
+        )
+        ended = []
+        for first in (0, 4):
+            rows = np.arange(first, first + 4)
+            src, options = SRC[rows].astype(np.int32), GenerationConfig(max_new_tokens=STEPS)
+            group = Group(rows.tolist(), src, make_selection(options, config, src))
+            ended += slots.advance(group, most_steps=3)
+        state = slots._slots.state
+        (cache,) = state.caches
+        position, begin = cache.position + steps_before, cache.begin + steps_before
+        state = state._replace(caches=(cache._replace(position=position, begin=begin),))
+        slots._slots = slots._slots._replace(state=state)
+        ended += slots.advance(None)
+        assert slots._slots.state.caches[0].position < 2 * STEPS
+        return {member: hypotheses.tokens.tolist() for member, hypotheses, _ in ended}
+
+    of_new = found(0)
+    assert sorted(of_new) == list(range(8))
+    assert len({str(tokens) for tokens in of_new.values()}) > 4
+    assert found(2**31 - 8) == of_new  # a multiple of the ring's length; it wraps two steps later

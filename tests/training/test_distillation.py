@@ -34,23 +34,43 @@ def example(seed=0):
     return logits, teacher_logits, targets
 
 
-def test_sum_count_and_gradient_are_torchs(x64):
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_sum_count_and_gradient_are_torchs(x64, temperature):
     logits, teacher_logits, targets = example()
     theirs = torch.tensor(logits, requires_grad=True)
     others = torch.tensor(teacher_logits), torch.tensor(targets)
-    expected, expected_count = training.distillation_loss(theirs, *others, PAD)
+    expected, expected_count = training.distillation_loss(theirs, *others, PAD, temperature)
     expected.backward()
 
     differentiate = jax.value_and_grad(distillation_loss, has_aux=True)
-    (total, count), gradient = differentiate(jnp.asarray(logits), teacher_logits, targets, PAD)
+    (total, count), gradient = differentiate(
+        jnp.asarray(logits), teacher_logits, targets, PAD, temperature
+    )
     assert abs(total - expected.item()) < 1e-13 * expected.item()
     assert int(count) == int(expected_count) == (targets != PAD).sum()
     np.testing.assert_allclose(gradient, theirs.grad, atol=1e-14)
     # And torch's own cross-entropy against probabilities, which the reference does not call.
-    shares = others[0].softmax(-1)
+    shares = (others[0] / temperature).softmax(-1)
     counted = others[1] != PAD
-    own = torch.nn.functional.cross_entropy(theirs[counted], shares[counted], reduction="sum")
-    assert abs(total - own.item()) < 1e-13 * expected.item()
+    own = torch.nn.functional.cross_entropy(
+        theirs[counted] / temperature, shares[counted], reduction="sum"
+    )
+    assert abs(total - temperature**2 * own.item()) < 1e-13 * expected.item()
+
+
+def test_words_that_the_teacher_never_says_add_nothing(x64):
+    logits, teacher_logits, targets = example()
+    banned = np.arange(11) % 4 == 3
+    both = [np.where(banned, -np.inf, array) for array in (logits, teacher_logits)]
+    kept = [array[..., ~banned] for array in (logits, teacher_logits)]
+    differentiate = jax.value_and_grad(distillation_loss, has_aux=True)
+    (total, _), gradient = differentiate(*both, targets, PAD)
+    (expected, _), expected_gradient = differentiate(*kept, targets, PAD)
+    np.testing.assert_allclose(total, expected, rtol=1e-14)
+    np.testing.assert_allclose(gradient[..., ~banned], expected_gradient, atol=1e-14)
+    assert not np.any(gradient[..., banned])
+    theirs = training.distillation_loss(*map(torch.tensor, both), torch.tensor(targets), PAD)
+    np.testing.assert_allclose(theirs[0], expected, rtol=1e-14)
 
 
 @pytest.mark.exhaustive
@@ -58,13 +78,13 @@ def test_steps_are_those_of_torch_with_the_same_teacher(x64):
     pair, teaching = (
         make_pair(config, "float64", seed) for seed, config in enumerate((STUDENT, WIDE))
     )
-    teacher = Teacher(teaching.params, WIDE, weight=0.7)
+    teacher = Teacher(teaching.params, WIDE, weight=0.7, temperature=2.0)
     optimizer = training.adam(pair.module, SETTINGS)
     state = init_state(STUDENT, SETTINGS, jax.tree.map(jnp.array, pair.params))
     for steps_made, batch in enumerate(random_batches(STUDENT, 3)):
         tensors = tuple(map(torch.from_numpy, batch[:3]))
         expected = training.train_step(
-            pair.module, optimizer, steps_made, tensors, SETTINGS, teaching.module, 0.7
+            pair.module, optimizer, steps_made, tensors, SETTINGS, teaching.module, 0.7, 2.0
         )
         state, metrics = run_step(STUDENT, SETTINGS)(state, batch, teacher)
         assert abs(metrics.loss - expected) < 1e-12

@@ -98,9 +98,14 @@ ROWS = [
         {"teacher": Teacher({}, OTHER_VOCABULARY), "config": STUDENT},
     ),
     (
-        "teacher.weight=0.0 must be above 0 and at most 1",
+        "teacher.weight=0.0 must be a finite number, above 0 and at most 1",
         check_teacher,
         {"teacher": Teacher({}, STUDENT, 0.0), "config": STUDENT},
+    ),
+    (
+        "teacher.temperature=0.0 must be a finite number, at least 0.01 and at most 100",
+        check_teacher,
+        {"teacher": Teacher({}, STUDENT, temperature=0.0), "config": STUDENT},
     ),
     (
         "teacher_logits of shape (3, 7, 10) must be (3, 7, 11)",
