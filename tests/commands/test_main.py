@@ -121,6 +121,33 @@ def test_a_command_is_quiet_where_libtpu_finds_no_tpu():
     assert done.stderr == b""
 
 
+ROWS = """
+import numpy as np
+from jax_transformer.commands.main import sum_rows_rightly
+sum_rows_rightly()
+import jax
+matrix, rows = (np.random.default_rng(2).normal(size=(n, 3)).astype(np.float32) for n in (3, 40961))
+found = jax.jit(jax.vmap(lambda row: jax.numpy.sum((matrix @ row) ** 2)))(rows)
+expected = ((rows.astype(float) @ matrix.T.astype(float)) ** 2).sum(1)
+print(int(np.sum(abs(found - expected) > 1e-5 * expected)))
+"""
+
+
+def test_the_rows_of_a_long_sum_are_right_in_a_command():
+    """Without the option, jaxlib 0.10.2 has eight thousand wrong ones."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}
+    command = [sys.executable, "-c", ROWS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "0\n"
+
+
+def test_an_option_of_xla_that_the_user_names_stays(monkeypatch):
+    own = f"--{cli.FUSIONS}=dot"
+    monkeypatch.setattr(os, "environ", {"XLA_FLAGS": own})
+    cli.sum_rows_rightly()
+    assert os.environ["XLA_FLAGS"] == own
+
+
 def test_a_working_folder_that_is_gone_is_one_line(tmp_path):
     """What a command imports may abort the process there, as libtpu does."""
     program = f"import os; os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); "
