@@ -5,13 +5,14 @@ transformers does; the ids of the first tokens are those of T5.
 """
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from jax_transformer.errors import InputError, one_line
+from jax_transformer.errors import InputError
 from jax_transformer.tokenizers.byte_pair import UNKNOWN_CHARACTER, text_normalizer
 from jax_transformer.tokenizers.readers.library import TOKENIZER_JSON, read_library
 from jax_transformer.tokenizers.readers.model_files import TOKENIZER_FILE
@@ -63,9 +64,11 @@ def train_unigram(
             bos_id=-1,
         )
     except (RuntimeError, OSError) as error:
+        characters = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        least = int(characters[1]) if characters else 1
         raise InputError(
-            f"vocab_size={vocab_size} does not fit this text with {len(special_tokens)} special "
-            f"tokens; raise it ({one_line(str(error), 200)})"
+            f"vocab_size={vocab_size} must be at least {least + len(special_tokens)}: "
+            f"{len(special_tokens)} special tokens and each character of the text are entries"
         ) from error
     model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]

@@ -64,7 +64,7 @@ def distillation_loss(
         teacher_logits: The teacher's, of the same inputs [B, T, V].
         targets: The ids that both predict [B, T].
         pad_id: `config.pad_id`, the id of targets that do not count.
-        temperature: T, by which the logits of both are divided. The loss is multiplied by T squared,
+        temperature: T, which divides the logits of both. The loss is multiplied by T squared,
             so that the size of its gradient does not depend on T (Hinton et al. 2015, section 2).
 
     Raises:

@@ -428,7 +428,7 @@ def vocabularies_that_disagree(folder):
 RWKV = json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
 LSTRIP = {"5": {"content": "x", "lstrip": True}}
 NO_FILE = "cannot be read; a tokenizer file must be there"
-NO_CONFIG = r"tokenizer_config\.json is damaged; copy it again"
+DAMAGED = r"tokenizer_config\.json: {} is {}: Expected .*; the file is damaged, copy it again"
 NO_MODEL = r"is not a sentencepiece model"
 SEVERAL = configure(separate_vocabs=True)
 REFUSED = {
@@ -466,9 +466,12 @@ REFUSED = {
         (put("merges.txt", "漢 字\n"), r"merges\.txt: does not belong to vocab\.json"),
     ],
     "bytes with few sentinels": [
-        (configure(extra_ids="3"), NO_CONFIG),
-        (configure(extra_ids=-1), NO_CONFIG),
-        (configure(added_tokens_decoder={"x": {"content": "y"}}), NO_CONFIG),
+        (configure(extra_ids="3"), DAMAGED.format("'extra_ids'", "'3'")),
+        (configure(extra_ids=-1), DAMAGED.format("'extra_ids'", "-1")),
+        (
+            configure(added_tokens_decoder={"x": {"content": "y"}}),
+            DAMAGED.format("'added_tokens_decoder'", "{'x': {'content': 'y'}}"),
+        ),
     ],
     "marian": [
         (remove("target.spm"), f"target.spm {NO_FILE}"),
@@ -483,8 +486,23 @@ REFUSED = {
         ),
         (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
         (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
-        (configure(added_tokens_decoder=[1]), NO_CONFIG),
-        (configure(added_tokens_decoder={"7": {"content": 3}}), NO_CONFIG),
+        (
+            configure(added_tokens_decoder=[1]),
+            DAMAGED.format("'added_tokens_decoder'", r"\[1\]"),
+        ),
+        (
+            configure(extra_special_tokens=1),
+            DAMAGED.format("'extra_special_tokens'", "1"),
+        ),
+        (
+            put("special_tokens_map.json", '{"additional_special_tokens": 2}'),
+            r"special_tokens_map\.json: 'additional_special_tokens' is 2: Expected",
+        ),
+        (put("added_tokens.json", '{"x": -1}'), r"added_tokens\.json: 'x' is -1: Expected"),
+        (
+            configure(added_tokens_decoder={"7": {"content": 3}}),
+            DAMAGED.format("'added_tokens_decoder'", "{'7': {'content': 3}}"),
+        ),
     ],
 }
 

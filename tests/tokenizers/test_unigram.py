@@ -1,6 +1,7 @@
 """The unigram tokenizer that is trained here: its ids and special tokens, also in transformers."""
 
 import json
+import re
 
 import pytest
 
@@ -45,9 +46,16 @@ def test_the_same_text_gives_the_same_tokenizer_and_its_file_gives_it_back(token
     assert read.encode_source(LINES) == tokenizer.encode_source(LINES)
 
 
-def test_a_vocabulary_that_is_too_small_is_refused():
-    with pytest.raises(InputError, match="vocab_size=20 does not fit this text with 13 special"):
-        train_unigram(LINES, 20, special_tokens=SPECIAL)
+@pytest.mark.parametrize("size", [13, 20])
+def test_a_vocabulary_that_is_too_small_is_refused_with_the_size_that_is_not(size):
+    message = rf"^vocab_size={size} must be at least (\d+): 13 special tokens and each character"
+    with pytest.raises(InputError, match=message) as refused:
+        train_unigram(LINES, size, special_tokens=SPECIAL)
+    least = int(re.match(message, str(refused.value))[1])
+    if size > 13:  # else sentencepiece does not count
+        with pytest.raises(InputError, match=f"must be at least {least}:"):
+            train_unigram(LINES, least - 1, special_tokens=SPECIAL)
+        train_unigram(LINES, least, special_tokens=SPECIAL)
 
 
 def test_transformers_reads_the_same_ids(tokenizer, tmp_path):

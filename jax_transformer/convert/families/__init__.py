@@ -32,7 +32,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("nllb-moe", "nllb_moe", "switch_transformers"), _EXPERTS),
     **dict.fromkeys(("led", "longt5", "bigbird_pegasus", "pegasus_x"), _SPARSE),
     **dict.fromkeys(("prophetnet", "xlm-prophetnet"), _SEVERAL),
-    "fsmt": "its two stacks have feed-forward widths of their own; take an opus-mt model",
+    "fsmt": "its tokenizer, of Moses and merged pairs, is not read; take an opus-mt model",
     "blenderbot-small": "its decoder norms the embeddings before the positions are added; take "
     "facebook/blenderbot-400M-distill",
     **dict.fromkeys(

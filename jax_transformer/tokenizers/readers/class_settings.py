@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
-from jax_transformer.storage.reading import errors_naming, read_json
+from jax_transformer.storage.reading import read_json
 from jax_transformer.tokenizers.languages import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -82,23 +82,30 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     Older versions have two other files in place of "added_tokens_decoder": their content is
     returned in today's form.
     """
-    values, special, added = (
-        read_json(folder / name) if (folder / name).exists() else {}
-        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, ADDED_TOKENS)
-    )
+    values = _read(folder / TOKENIZER_CONFIG, _TokenizerConfig)
+    special = _read(folder / SPECIAL_TOKENS_MAP, _TokenizerConfig)
+    added = _read(folder / ADDED_TOKENS, dict[str, Annotated[int, msgspec.Meta(ge=0)]])
     if "added_tokens_decoder" not in values:
         listed = EXTRA if extra_tokens(values) else ()  # with flags, which the other file lacks
         values |= {key: value for key, value in special.items() if key not in listed}
-    fault = "is damaged; copy it again"
-    with errors_naming(folder / TOKENIZER_CONFIG, fault, msgspec.ValidationError):
-        msgspec.convert(values, _TokenizerConfig)
-        msgspec.convert(added, dict[str, Annotated[int, msgspec.Meta(ge=0)]])
     if added and "added_tokens_decoder" not in values:
         named = {*special_tokens(values, {}).values(), *map(content, extra_tokens(values))}
         values["added_tokens_decoder"] = {
             str(i): {"content": token, "special": token in named, "normalized": token not in named}
             for token, i in added.items()
         }
+    return values
+
+
+def _read(path: Path, kind: Any) -> dict[str, Any]:
+    """Return the content of a file; {} if it is absent. Refuse a value of another kind."""
+    values = read_json(path) if path.exists() else {}
+    for key, value in values.items():
+        try:
+            msgspec.convert({key: value}, kind)
+        except msgspec.ValidationError as error:
+            fault = f"{path}: {shorten(key)} is {shorten(value)}: {error}"
+            raise InputError(f"{fault}; the file is damaged, copy it again") from error
     return values
 
 
