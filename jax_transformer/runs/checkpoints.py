@@ -43,7 +43,7 @@ from jax_transformer.storage.reading import json_digest
 from jax_transformer.storage.writing import lock
 from jax_transformer.training.step import state_shapes, state_shardings
 
-FORMAT = 8  # of what a step's folder holds; raised with each change of it
+FORMAT = 9  # of what a step's folder holds; raised with each change of it
 RUN, START = "run.json", "start"
 DAMAGED = "damaged"  # folder that unreadable steps are moved to
 HALF_WRITTEN = "orbax-checkpoint-tmp"  # in the name of a folder that is not whole

@@ -99,6 +99,9 @@ def last_checkpoint(arguments: Arguments) -> CheckpointFolder:
 def with_teacher(initial: InitialModel, arguments: Arguments) -> InitialModel:
     """Return what a run starts from with the model of --teacher, whose tokenizer it has."""
     if arguments.teacher is None:
+        for name in ("teacher_weight", "teacher_temperature"):
+            if (value := getattr(arguments, name)) != getattr(Arguments, name):
+                raise InputError(f"{name}={value} has no effect without a teacher; name --teacher")
         return initial
     teacher, *_ = read_initial_model(
         arguments.teacher,

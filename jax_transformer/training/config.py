@@ -24,6 +24,16 @@ Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Criterion = Literal["loss", "bleu", "chrf"]
 
+# Settings that have an effect only beside certain values of another one.
+ACTS_WITH = {
+    "learning_rate": ("schedule", ("constant", "cosine", "inverse_square_root", "t5")),
+    "learning_rate_factor": ("schedule", ("noam",)),
+    "adam_epsilon": ("optimizer", ("adam",)),
+    "adam_beta1": ("optimizer", ("adam", "muon")),
+    "adam_beta2": ("optimizer", ("adam", "muon")),
+    "bucket_count": ("batching", ("buckets",)),
+    "pack_length": ("batching", ("packed",)),
+}
 
 # The metadata of a field that may change when a run is resumed: the run's own value holds unless
 # another one is named. A field without it keeps the run's value, and another one is refused.
@@ -39,14 +49,15 @@ class TrainingConfig:
 
     Attributes:
         steps: Optimizer steps.
-        schedule: Learning rate after the linear warm-up: "noam" is section 5.3, "cosine" ends at 0
-            with the last step. "t5" has no linear warm-up: its rate is constant for `warmup_steps`,
-            then falls with the inverse square root of the step (Raffel et al. 2020, section 3.1.2:
-            learning_rate 0.01, warmup_steps 10000).
+        schedule: Learning rate after the linear warm-up: "noam" is section 5.3, whose rate follows
+            from the model's width; the others have the rate that learning_rate names, which
+            fine-tuning needs. "cosine" ends at 0 with the last step. "t5" has no linear warm-up:
+            its rate is constant for `warmup_steps`, then falls with the inverse square root of the
+            step (Raffel et al. 2020, section 3.1.2: learning_rate 0.01, warmup_steps 10000).
         warmup_steps: Steps in which the learning rate grows linearly (section 5.3).
         learning_rate_factor: With "noam", factor on the rate of section 5.3; the peak is factor /
             sqrt(d_model * warm-up steps).
-        learning_rate: With any other schedule, the peak of the learning rate.
+        learning_rate: With any other schedule, the peak of the learning rate; by default 0.001.
         cooldown_steps: Last steps in which the rate also falls linearly to 0; not with "cosine".
         optimizer: "adam", or by their names in optax "adafactor" (Shazeer and Stern 2018), which
             clips each update and scales it by its parameter, and "muon" (Jordan et al. 2024) for
@@ -106,7 +117,7 @@ class TrainingConfig:
     schedule: Schedule = "noam"
     warmup_steps: Count = 600
     learning_rate_factor: Positive = 0.6
-    learning_rate: Positive = 1e-3
+    learning_rate: Positive | None = None
     cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = field(default=0, metadata=CHANGEABLE)
     optimizer: Optimizer = "adam"
     adam_beta1: Share = 0.9
@@ -144,6 +155,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuse settings that cannot train."""
         check_fields(self)
+        self._check_that_all_act()
         if self.schedule == "cosine" and self.warmup_steps >= self.steps:
             raise InputError(
                 f"warmup_steps={self.warmup_steps} must be below steps={self.steps} for "
@@ -158,3 +170,16 @@ class TrainingConfig:
         if self.batching == "packed" and self.pack_length > self.max_tokens:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")
+
+    def _check_that_all_act(self) -> None:
+        """Refuse a setting that is not its default and has no effect beside another one."""
+        for name, (other, values) in ACTS_WITH.items():
+            chosen = getattr(self, other)
+            if getattr(self, name) == DEFAULTS[name] or chosen in values:
+                continue
+            fault = f"{name}={getattr(self, name)} has no effect with {other}={chosen!r}"
+            remedy = f"leave it out, or set {other}={' or '.join(map(repr, values))}"
+            raise InputError(f"{fault}; {remedy}")
+
+
+DEFAULTS = {each.name: each.default for each in dataclasses.fields(TrainingConfig)}

@@ -17,6 +17,7 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import decayed
 from jax_transformer.training.config import TrainingConfig
 
+USUAL_RATE = 1e-3  # the peak of a schedule without a rate of its own
 SPIKE_WINDOW = 32  # losses whose median a spike is measured against
 
 
@@ -33,7 +34,7 @@ def learning_rate_schedule(
     also multiplied by a line that falls to 0.
     """
     warmup, schedule = training_config.warmup_steps, training_config.schedule
-    peak = training_config.learning_rate
+    peak = training_config.learning_rate or USUAL_RATE
     if schedule == "noam":
         peak = training_config.learning_rate_factor / (config.d_model * warmup) ** 0.5
 

@@ -99,6 +99,11 @@ REFUSED = {
         "--init=broken": "broken: the weights are not those of config.json: encoder.0.up.w: wrong",
         "--init=sampling": "do_sample=True cannot be honoured",
         "--dropout=1.5": "dropout=1.5",
+        "--learning-rate=0.001": "learning_rate=0.001 has no effect with schedule='noam'; leave it "
+        "out, or set schedule='constant' or 'cosine' or",
+        "--schedule=t5 --learning-rate-factor=2": "learning_rate_factor=2.0 has no effect with",
+        "--pack-length=64": "pack_length=64 has no effect with batching='buckets'",
+        "--teacher-weight=0.3": "teacher_weight=0.3 has no effect without a teacher; name",
         "--freeze encodr/*": "freeze='encodr/*' matches no parameter; the nearest",
         "--freeze *": "freeze='*' leaves no parameter to train",
     },

@@ -18,6 +18,7 @@ import yaml
 from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
+from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.config.declared import declarations
 from jax_transformer.kernels.attention_backend import choose_for
 from jax_transformer.runs import evaluation, output
@@ -419,3 +420,15 @@ def test_a_run_that_a_signal_stops_leaves_with_its_code_and_can_go_on(corpus, tm
     program("--output=model", "--resume", f"--steps={steps}")
     assert f"resumed at step {step} of {steps:,}" in capsys.readouterr().out
     assert load(tmp_path / "model").config.d_model == 8
+
+
+def test_what_the_task_chose_for_its_own_schedule_goes_with_it():
+    rate = ["--schedule=constant", "--learning-rate=0.01"]
+    training = named_settings(rate).arguments().training
+    assert (training.learning_rate, training.learning_rate_factor) == (0.01, 0.6)
+    assert named_settings(["--schedule=noam"]).arguments().training.learning_rate_factor == 0.5
+    assert named_settings(["--batching=packed"]).arguments().training.bucket_count == 7
+    with pytest.raises(
+        InputError, match=r"^learning_rate=0\.01 has no effect with schedule='noam'"
+    ):
+        named_settings(rate[1:]).arguments()

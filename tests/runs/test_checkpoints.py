@@ -23,6 +23,7 @@ from jax_transformer.runs.checkpoints import (
 from jax_transformer.runs.state import check_same
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers import train_byte_pair
+from jax_transformer.training.config import ACTS_WITH, TrainingConfig
 from tests.runs.kill_resume import named_arrays
 from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
 
@@ -109,6 +110,7 @@ OTHER = {
     "noise_density": 0.5,
     "mean_span_length": 2.0,
     "lora_rank": 2,
+    "learning_rate": 0.5,
     "lora_alpha": 4.0,
     "lora_targets": ("*/value",),
     "lora_dropout": 0.1,
@@ -131,26 +133,30 @@ def _another(value):
 
 
 def other_training_configs():
-    """Yield (name, config) with each field changed in turn."""
-    config = make_settings().training_config
-    for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
+    """Yield (name, config, changed config) for each field, beside what it acts with."""
+    own = make_settings().training_config
+    for field in dataclasses.fields(own):
+        name, config = field.name, own
+        other, values = ACTS_WITH.get(name, ("seed", [own.seed]))
+        if getattr(own, other) not in values:
+            config = TrainingConfig(**{other: values[0]})
+        value = getattr(config, name)
         if name in OTHER:
             other = OTHER[name]
         else:
             other = not value if isinstance(value, bool) else _another(value)
-        yield name, dataclasses.replace(config, **{name: other})
+        yield name, config, dataclasses.replace(config, **{name: other})
 
 
 def test_only_settings_that_decide_no_step_made_may_change(settings):
-    for name, changed in other_training_configs():
-        given = settings._replace(training_config=changed)
+    for name, *both in other_training_configs():
+        saved, given = (settings._replace(training_config=config) for config in both)
         if name in MAY_CHANGE:
-            check_same(settings, given, step=8)
+            check_same(saved, given, step=8)
             continue
-        old, new = (getattr(one.training_config, name) for one in (settings, given))
+        old, new = (getattr(one.training_config, name) for one in (saved, given))
         with pytest.raises(InputError) as refused:
-            check_same(settings, given, step=8)
+            check_same(saved, given, step=8)
         assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
 
 

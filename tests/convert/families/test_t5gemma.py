@@ -395,7 +395,7 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     changes = {"hidden_size": 64, "head_dim": 16, "query_pre_attn_scalar": 16}
     changes |= {"intermediate_size": 128, "sliding_window": 8, "max_position_embeddings": 64}
     folder_with_tokenizer(tmp_path / "model", name, lines, drawn=False, **changes)
-    options = [f"--steps={steps}", f"--evaluation-interval={steps}", "--learning-rate=0.003"]
+    options = [f"--steps={steps}", f"--evaluation-interval={steps}"]
     cli.run_command("train", "--init=model", "--output=run", "--warmup-steps=50", *options)
     cli.run_command("convert", "run/model", "home", f"--output-layout={name}")
     model_class = getattr(transformers, FAMILIES[name].architecture)
