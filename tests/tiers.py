@@ -18,7 +18,7 @@ QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "
 DISTINCT_PRESETS = (*QUICK_PRESETS, "vaswani2017", "pre_norm", "t5", "m2m100")
 MODELS = (*TransformerConfig.presets(), *OTHERS)
 DISTINCT_MODELS = (*DISTINCT_PRESETS, *OTHERS)
-QUICK_MODELS = (*QUICK_PRESETS, "pre_norm_decoder")
+QUICK_MODELS = (*QUICK_PRESETS, "pre_norm_decoder", "windows")
 QUICK_FAMILIES = ("marian", "bart", "m2m_100", "t5", "umt5")
 
 

@@ -153,7 +153,8 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
             break
         right = [pair for pair in later.pairs if pair[later.seen] in later.model.right]
         if later.error > JUMP * max(error, *(pair.error or 0.0 for pair in right)):
-            notes = [f"{first.name} differs earlier, but far less: {'; '.join(found.stage.where)}"]
+            where = "; ".join(found.stage.where) or f"by {found.error:.1e}"
+            notes = [f"{first.name} differs earlier, but far less: {where}"]
             first, found = later.first, later
         error = later.error
     other = [pair for pair in found.pairs if len({*pair.dtypes}) == 2]

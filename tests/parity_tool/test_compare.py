@@ -1,5 +1,7 @@
 """Which values belong together, what differs first, and what would explain it."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +80,34 @@ def test_a_difference_between_two_parts_is_of_the_block_around_them():
         "the difference arises in b after inner and before outer, by 3.4e-05",
         "b has gelu by erf, and a has gelu by tanh",
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epsilon", "bound"), [(np.float64, 2.0**-52, 64), (np.float16, 2.0**-10, 8)]
+)
+def test_the_bound_is_a_number_of_roundings(dtype, epsilon, bound):
+    x = RANDOM.normal(size=(4, 6)) / 8
+    x[0, 0], y = 1, x.copy()
+    for roundings, expected in ((0.9 * bound, None), (1.1 * bound, ("a", "a"))):
+        y[0, 0] = 1 - roundings * epsilon
+        assert first({"a": y.astype(dtype)}, {"a": x.astype(dtype)})[0] == expected
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_in_one_program_alone_is_a_difference(number):
+    x = RANDOM.normal(size=(4, 6))
+    x[1, 2] = number
+    y = x.copy()
+    assert first({"a": y}, {"a": x})[0] is None
+    y[1, 2] = 0.5
+    assert first({"a": y}, {"a": x})[0] == first({"a": x}, {"a": y})[0] == ("a", "a")
+
+
+def test_a_small_difference_does_not_hide_a_larger_one_behind_it():
+    ours = recorded(Torch(approximate="tanh"), lambda s: s | {"norm.bias": s["norm.bias"] + 1e-6})
+    found, comparison = first(ours, recorded(Torch()))
+    assert found == ("act", "act")
+    assert re.fullmatch(r"norm differs earlier, but far less: by \d\.\de-07", comparison.notes[0])
 
 
 def test_values_are_found_under_other_names_and_in_other_arrangements():
