@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jax_transformer import InputError
-from jax_transformer.config.declared import checked, checked_fields
+from jax_transformer import InputError, TransformerConfig
+from jax_transformer.config.declared import checked, checked_fields, meant
 from jax_transformer.storage.yaml_file import read_yaml, to_yaml
 from jax_transformer.training.config import Count, TrainingConfig
 
@@ -99,3 +99,13 @@ def test_what_cannot_be_meant_is_refused(tmp_path, text, message):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"none.yaml is not a YAML file .*No such"):
         read_settings(tmp_path / "none.yaml", Settings)
+
+
+def test_what_other_programs_call_a_setting_is_understood():
+    known = {*vars(TrainingConfig()), *TransformerConfig.__dataclass_fields__, "mesh", "output"}
+    expected = {"lr": "learning_rate", "batch_size": "max_tokens", "epochs": "steps"}
+    expected |= {"hidden_size": "d_model", "num_layers": "num_encoder_layers", "device": "mesh"}
+    expected |= {"save_every": "evaluation_interval", "output_dir": "output", "stepps": "steps"}
+    assert {name: meant(name, known) for name in expected} == expected
+    # Not the nearest letters: these have nothing to do with it.
+    assert meant("beam", known) is meant("lr", {"norm", "remat"}) is None

@@ -6,14 +6,13 @@ other one is a flag. A field that is a dataclass itself is a group of flags.
 
 import argparse
 import dataclasses
-import difflib
 import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from jax_transformer.config.declared import checked, declarations
+from jax_transformer.config.declared import checked, declarations, meant
 from jax_transformer.errors import InputError, shorten
 
 REQUIRED = dataclasses.MISSING
@@ -86,8 +85,9 @@ class Parser(argparse.ArgumentParser):
         values, unknown = self.parse_known_args(flags)
         if unknown:
             flag = unknown[0].partition("=")[0]
-            near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+            known = {each[2:].replace("-", "_"): each for each in self._option_string_actions}
+            near = meant(flag[2:].replace("-", "_"), known)
+            hint = f"did you mean {known[near]}?" if near else f"see {self.prog} --help"
             raise InputError(f"{shorten(unknown[0])} is not an argument of {self.prog}; {hint}")
         return vars(values)
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jax_transformer import __version__
 from jax_transformer.commands.command_line import parse
 from jax_transformer.errors import EXTRA_OF, InputError, naming_the_extra, shorten
 from jax_transformer.runs.signals import interruptible
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_working_folder()
             if not arguments or arguments[0] in ("-h", "--help"):
                 print(usage())
+            elif arguments[0] == "--version":
+                print(f"jax-transformer {__version__}")
             else:
                 run_command(*arguments)
             if sys.stdout is not None:

@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,6 +27,34 @@ from msgspec.inspect import (
 )
 
 from jax_transformer.errors import InputError, shorten
+
+# What other programs call a setting.
+ALSO_CALLED = {
+    "beam": "beam_size num_beams beams",
+    "clip_norm": "clip max_grad_norm grad_clip gradient_clip_val",
+    "compute_dtype": "bf16 fp16 precision amp",
+    "d_ff": "ffn_dim intermediate_size dim_feedforward feedforward_size hidden_dim",
+    "d_model": "hidden_size dim model_dim emb_dim embed_dim rnn_size",
+    "dtype": "compute_dtype precision bf16 fp16",
+    "evaluation_interval": "save_every save_steps save_interval eval_every eval_steps valid_freq",
+    "init": "model_name_or_path pretrained finetune_from checkpoint",
+    "input": "src source file",
+    "label_smoothing": "label_smoothing_factor",
+    "learning_rate": "lr",
+    "max_length": "max_len seq_len sequence_length block_size",
+    "max_tokens": "batch batch_size train_batch_size per_device_train_batch_size",
+    "mesh": "device devices gpus num_gpus cuda tpu",
+    "num_encoder_layers": "num_layers layers n_layers encoder_layers depth",
+    "num_heads": "heads n_heads nhead num_attention_heads",
+    "num_microbatches": "gradient_accumulation_steps accumulate update_freq accum_count",
+    "output": "output_dir save_dir out model_dir",
+    "patience": "early_stopping early_stopping_patience",
+    "schedule": "scheduler lr_scheduler lr_scheduler_type",
+    "source": "train_file train_source src train_src",
+    "steps": "epochs num_epochs num_train_epochs max_steps max_update train_steps",
+    "target": "train_target tgt train_tgt",
+    "warmup_steps": "warmup warmup_updates num_warmup_steps",
+}
 
 
 def checked(name: str, value: Any, declared: Any, *, text: bool = False) -> Any:
@@ -100,9 +128,16 @@ def check_name(name: str, value: Any, declared: Mapping[str, Any], prefix: str =
     """Refuse a name that is not declared; the message has the nearest one."""
     if name not in declared:
         name = shorten(name).strip("'")
-        near = difflib.get_close_matches(name, declared, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(declared)}"
+        near = meant(name, declared)
+        hint = f"did you mean {near}?" if near else f"the settings are {', '.join(declared)}"
         raise InputError(f"{prefix}{name}={shorten(value)} is not a setting; {hint}")
+
+
+def meant(name: str, declared: Collection[str]) -> str | None:
+    """Return the declared name that another program's or a misspelt name stands for."""
+    names = [each for each, others in ALSO_CALLED.items() if name in others.split()]
+    names += difflib.get_close_matches(name, declared, n=1, cutoff=0.75)
+    return next((each for each in names if each in declared), None)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from jax_transformer import InputError
+from jax_transformer import InputError, __version__
 from jax_transformer.commands import main as cli
 from jax_transformer.errors import EXTRA_OF
 from jax_transformer.runtime.topologies import ENVIRONMENT
@@ -390,3 +390,8 @@ def test_a_value_in_a_message_is_cut_and_escaped(monkeypatch):
     first, second = refusal("average").splitlines()
     assert first == f"error: {'x' * 700} ... {'x' * 290}"
     assert second == r"second\nline \udcff"
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"jax-transformer {__version__}\n"
