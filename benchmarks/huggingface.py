@@ -89,7 +89,7 @@ def main(
         there, info = translate_there(back, held_out.sources)
         right = [
             # Blenderbot's tokenizer begins every text with a space.
-            exact_match([text.strip() for text in texts], held_out.targets)
+            exact_match([text.strip() for text in texts], [held_out.targets])
             for texts in (greedy, here)
         ]
         equal = sum(a == b for a, b in zip(here, there, strict=True))

@@ -71,7 +71,7 @@ def scores_of(recipe: Recipe, seed: int, arguments: list[str]) -> dict[str, floa
     for beam in recipe.beams:
         options = [f"--length-penalty={recipe.length_penalty}"] if beam > 1 else []
         translations = translate_here(model, source, f"--beam={beam}", *options)
-        score = bleu(translations, references, tokenization)
+        score = bleu(translations, [references], tokenization)
         result[f"BLEU, beam {beam}"] = score.value
         Console().print(f"seed {seed}, beam {beam}: {score.report}")
     return result

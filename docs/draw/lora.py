@@ -90,7 +90,7 @@ def draw() -> None:
                 one["step"]: one["validation_loss"] for one in reports if "validation_loss" in one
             }
             texts = [result.text for result in Translator(folder / output)(english_lines)]
-            label = f"{kind}: {exact_match(texts, dutch_lines):.1%} of {HELD_OUT} numbers exact"
+            label = f"{kind}: {exact_match(texts, [dutch_lines]):.1%} of {HELD_OUT} numbers exact"
             style = {"color": colour, "marker": "o", "markersize": 3}
             axes.plot([*found], [*found.values()], label=label, **style)
         axes.set(yscale="log", xlabel="step", ylabel="validation loss, nats a token")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from msgspec import Meta
 from jax_transformer.errors import InputError
 from jax_transformer.evaluation import scores
 from jax_transformer.evaluation.metricx import inputs, load_metricx
+from jax_transformer.storage.writing import WRITING, check_path, exists_already, replace_file
 from jax_transformer.text.text_files import decode_lines, open_text
 
 
@@ -21,10 +23,13 @@ class Arguments:
 
     Attributes:
         translations: File of translations, as translate writes it.
-        references: File of references. Without it, MetricX alone judges, by the sources.
+        references: File of references, or several: BLEU and chrF take what is nearest in any of
+            them. Without it, MetricX alone judges, by the sources.
         sources: File of sources, for MetricX.
         others: Files of other systems' translations, each compared with TRANSLATIONS by sacrebleu's
             paired bootstrap test: usually, a p below 0.05 is called a difference.
+        line_scores: File to write with the scores of each line, between tabs: BLEU, chrF, MetricX.
+        overwrite: Replace that file.
         bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
         metricx: Folder of a MetricX-23 or MetricX-24.
         metricx_version: 23 or 24: they read other inputs, and their folders do not say which.
@@ -32,9 +37,11 @@ class Arguments:
     """
 
     translations: Path
-    references: Path | None = None
+    references: tuple[Path, ...] = ()
     sources: Path | None = None
     others: tuple[Path, ...] = ()
+    line_scores: Path | None = None
+    overwrite: bool = False
     bleu_tokenization: str = "13a"
     metricx: Path | None = None
     metricx_version: Annotated[int, Meta(ge=23, le=24)] | None = None
@@ -46,42 +53,66 @@ class Arguments:
         if (self.metricx is None) != (self.metricx_version is None):
             given = f"metricx={self.metricx}, metricx_version={self.metricx_version}"
             raise InputError(f"{given}: name both of them, or neither")
-        if self.references is None and (self.metricx is None or self.others):
+        if not self.references and (self.metricx is None or self.others):
             raise InputError("references=None: BLEU and chrF need them; name their file")
+        if len(self.references) > 1 and self.metricx is not None:
+            fault = f"references={' '.join(map(str, self.references))}"
+            raise InputError(f"{fault}: MetricX reads one text for each line; name one file")
+        if self.line_scores is not None:
+            if self.others:
+                raise InputError("line_scores are those of one system; leave out others")
+            if os.path.lexists(self.line_scores) and not self.overwrite:
+                raise exists_already(self.line_scores, "file of line_scores")
+            check_path(self.line_scores, WRITING)
 
 
 def evaluate(arguments: Arguments) -> None:
     """Score the translations of one system, or of several."""
     names, version = [arguments.translations, *arguments.others], arguments.metricx_version
-    paths, tokenization = [arguments.references, arguments.sources], arguments.bleu_tokenization
-    *systems, references, sources = map(_lines, [*names, *paths])
-    for path, lines in zip([*names, *paths], [*systems, references, sources], strict=True):
-        if path and not len(lines) == len(systems[0]) > 0:
-            fault = f"{path}: has {len(lines):,} lines, but the translations {len(systems[0]):,}"
-            raise InputError(f"{fault}; line i of one file must belong to line i of the other")
+    first = _lines(arguments.translations)
+    systems = [first, *(_lines(path, len(first)) for path in arguments.others)]
+    references = [_lines(path, len(first)) for path in arguments.references]
+    sources = [] if arguments.sources is None else _lines(arguments.sources, len(first))
+    tokenization = arguments.bleu_tokenization
     judge, read, chance = None, [], {}
     if version is not None:
-        read = [inputs(version, lines, references, sources) for lines in systems]
+        reference = references[0] if references else []
+        read = [inputs(version, lines, reference, sources) for lines in systems]
         judge = load_metricx(arguments.metricx, version, arguments.metricx_tokenizer)
     if arguments.others:
         chance = scores.p_values(systems, references, tokenization)
+        if not chance:
+            print(f"p is not tested: there are fewer than {scores.FEWEST_LINES} lines")
+    by_line: list[Sequence[float]] = []
     for number, (name, lines) in enumerate(zip(names, systems, strict=True)):
         if arguments.others:
             print(f"{name}:")
         if references:
             found = scores.bleu(lines, references, tokenization), scores.chrf(lines, references)
             for score, values in zip(found, chance.values() or ((), ()), strict=True):
-                print(score.report + (f" p = {values[number - 1]:.4f}" if number else ""))
+                print(
+                    score.report + (f" p = {values[number - 1]:.4f}" if number and values else "")
+                )
             exact = scores.exact_match(lines, references)
             print(f"exact match = {exact:.2%} of {len(lines):,} lines")
         if judge is not None:
-            mean = judge(read[number]).mean()
-            print(f"MetricX-{version} = {mean:.4f} (0 is the best, 25 the worst)")
+            judged = judge(read[number])
+            print(f"MetricX-{version} = {judged.mean():.4f} (0 is the best, 25 the worst)")
+            by_line = [judged]
+    if arguments.line_scores is not None:
+        if references:
+            by_line = [*scores.line_scores(first, references, tokenization), *by_line]
+        rows = ("\t".join(map("{:.4f}".format, row)) for row in zip(*by_line, strict=True))
+        replace_file(arguments.line_scores, "".join(f"{row}\n" for row in rows).encode())
 
 
-def _lines(path: Path | None) -> list[str]:
-    """Return the lines of a file; none without a file."""
-    if path is None:
-        return []
+def _lines(path: Path, expected: int | None = None) -> list[str]:
+    """Return the lines of a file, which must be as many as expected."""
     with open_text(path) as file:
-        return list(decode_lines(file, os.fspath(path)))
+        lines = list(decode_lines(file, os.fspath(path)))
+    if not lines:
+        raise InputError(f"{path}: has no lines; name a file with a line for each translation")
+    if expected is not None and len(lines) != expected:
+        fault = f"{path}: has {len(lines):,} lines, but the translations {expected:,}"
+        raise InputError(f"{fault}; line i of one file must belong to line i of the other")
+    return lines

@@ -79,6 +79,9 @@ def load_metricx(folder: Path, version: int, tokenizer_folder: Path | None = Non
                 first = np.full((count, 1), config.bos_id, np.int32)
                 found = logits(params, jnp.asarray(src, jnp.int32), first)
                 scores[members] = np.asarray(found, np.float32)[: len(members)]
+        if (bad := np.flatnonzero(~np.isfinite(scores))).size:
+            fault = f"{folder}: the score of line {bad[0] + 1} is {scores[bad[0]]}"
+            raise InputError(f"{fault}; its weights are damaged, copy the folder again")
         return np.clip(scores * np.float32(scale), 0, WORST)
 
     return judge

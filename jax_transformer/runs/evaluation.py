@@ -81,10 +81,10 @@ class Evaluation:
         hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
         translations = [best.text for best, *_ in hypotheses]
         self.measured = step, translations
-        bleu = scores.bleu(translations, self.text.targets, self.tokenization)
-        chrf = scores.chrf(translations, self.text.targets)
+        bleu = scores.bleu(translations, [self.text.targets], self.tokenization)
+        chrf = scores.chrf(translations, [self.text.targets])
         if self.exact:
-            share = scores.exact_match(translations, self.text.targets)
+            share = scores.exact_match(translations, [self.text.targets])
             count = len(translations)
             self.console.print(f"exact match on {count:,} held-out numbers: {share:.2%}")
         else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import io
 import json
 import os
@@ -32,6 +33,7 @@ from jax_transformer.translation.sources import FIRST_WINDOW, LARGEST_WINDOW, wi
 from jax_transformer.translation.translate import TextSearch, Translation, translate_windows
 
 PAUSE = 0.1  # seconds without another line
+UNWRITTEN = (".xz", ".zst", ".bz2", ".zip")  # suffixes of compressed files that are not written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Files:
 
     Attributes:
         input: Text to translate, plain or gzip, or a FIFO; without it, standard input.
-        output: File to write, named .part until it is finished; without it, standard output.
+        output: File to write, with gzip if its name ends in .gz, named .part until it is finished;
+            without it, standard output.
         resume: Go on with the unfinished --output, or begin it where there is none.
         overwrite: Replace an existing output or picture.
         bad_lines: Refuse the window of a line that is not UTF-8, has a NUL, is above 1 MiB, or
@@ -58,12 +61,21 @@ class Files:
     scores: bool = False
     alignments: Path | None = None
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the output is compressed with gzip."""
+        return self.output is not None and self.output.suffix == ".gz"
+
     def check(self) -> None:
         """Refuse files that cannot be read or written; changes nothing on the disk."""
         source, output = self.input, self.output
         if self.alignments is not None:
             alignment_plot.check_picture(self.alignments, self.overwrite)
         if output is not None:
+            if output.suffix in UNWRITTEN:
+                raise InputError(
+                    f"{output}: is written plain, or with gzip as .gz; name one of these"
+                )
             check_output(output, resume=self.resume, overwrite=self.overwrite)
         elif self.resume:
             raise InputError("--resume goes on with a file: name it by --output")
@@ -135,6 +147,8 @@ def translate_text(search: TextSearch, text: OpenText, files: Files, console: Co
             )
             file = opened.enter_context(part)
             begun, write, commit, lines = file.lines, file.write, file.commit, file.rest(lines)
+        if files.is_packed and not begun:
+            write(gzip.compress(b"", mtime=0))  # of an input without lines, too
         if begun:
             console.print(f"resumed after {begun:,} lines")
         if text.is_typed:
@@ -143,10 +157,14 @@ def translate_text(search: TextSearch, text: OpenText, files: Files, console: Co
             of_lines = windows(lines, search.lines.window, begun)
             translated = translate(of_lines, skip=begun, total=total, console=console)
         for window in translated:
+            written = []
             for translation in chain.from_iterable(window):
                 score = f"{translation.score:.6f}\t" if files.scores else ""
                 one_line = translation.text.replace("\n", " ")
-                write(f"{score}{one_line}\n".encode())
+                written.append(f"{score}{one_line}\n")
+            content = "".join(written).encode()
+            # Each window is a member, behind which a resumed output goes on (RFC 1952).
+            write(gzip.compress(content, mtime=0) if files.is_packed else content)
             commit()
     if numbers := sorted({number for number in bad or () if number > begun}):
         named = ", ".join(f"{text.name}:{number}" for number in numbers[:BAD_LINES_NAMED])

@@ -42,3 +42,29 @@ def test_scores_and_p_values_are_those_of_sacrebleus_own_command(systems, capsys
     table = sacrebleu("-i", "better", "worse", "other", "--paired-bs", "-f", "text")
     assert max(found[:2]) < 0.05 < min(found[2:])
     assert [f"(p = {value:.4f})" in table for value in found] == [True] * 4
+
+
+def test_several_references_and_the_scores_of_each_line(systems, capsys):
+    options = ["--references", "worse", "references", "--line-scores=by_line.tsv"]
+    bleu, *_ = evaluated(capsys, "better", *options)
+    assert " nrefs:2|" in bleu
+    rows = [line.split("\t") for line in (systems / "by_line.tsv").read_text().splitlines()]
+    assert [len(row) for row in rows] == 12 * [2]
+    right = [
+        (systems / name).read_text().splitlines() for name in ("better", "worse", "references")
+    ]
+    for (_, chrf), line, *references in zip(rows, *right, strict=True):
+        assert (float(chrf) == 100) == (line in references)
+    with pytest.raises(
+        SystemExit, match=r"by_line\.tsv: exists already; name another file of line_"
+    ):
+        evaluated(capsys, "better", *options)
+    evaluated(capsys, "better", *options, "--overwrite")
+
+
+def test_equal_systems_and_few_lines_are_no_difference(systems, capsys):
+    shown = evaluated(capsys, "better", "--references=references", "--others", "better.gz")
+    assert [line.rpartition(" ")[2] for line in shown if " p = " in line] == 2 * ["1.0000"]
+    shown = evaluated(capsys, "short", "--references=short", "--others", "short")
+    assert shown[0] == "p is not tested: there are fewer than 10 lines"
+    assert not any(" p = " in line for line in shown)

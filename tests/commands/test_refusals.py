@@ -161,7 +161,14 @@ REFUSED = {
         "better --references=none": "error: none is no readable text; name a text file",
         "better --references=references --others short": "error: short: has 1 lines, but the "
         "translations 12; line i of one file must belong to",
-        "empty --references=references": "error: empty: has 0 lines, but the translations 0",
+        "empty --references=references": "error: empty: has no lines; name a file with a line for",
+        "better --references empty": "error: empty: has no lines; name a file with a line for",
+        "better --references=references --bleu-tokenization=spm": "error: bleu_tokenization='spm' "
+        "downloads a model",
+        "better --references references --others worse --line-scores=new": "error: line_scores are "
+        "those of one system; leave out others",
+        "better --references references worse --metricx=folder --metricx-version=23": "error: "
+        "references=references worse: MetricX reads one text for each line",
         "better --references=references --metricx=folder": "error: metricx=folder, "
         "metricx_version=None: name both of them, or neither",
         "better --references=references --bleu-tokenization=13b": "error: bleu_tokenization='13b'",

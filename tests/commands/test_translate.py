@@ -378,6 +378,25 @@ def test_a_killed_translation_goes_on_to_the_same_bytes(run, files, kill_at):
     assert {*os.listdir(output.parent)} == {"input.gz", "output"}
 
 
+def test_an_output_whose_name_ends_in_gz_is_gzip_also_after_a_kill(run, files, kill_at):
+    path, output, expected = files
+    packed = output.with_suffix(".gz")
+    options = (f"--input={path}", f"--output={packed}", "--window=70")
+    kill_at(2)
+    assert run(b"", *options)[0] == 137
+    kill_at(0)
+    assert run(b"", *options, "--resume") == (0, "", "resumed after 70 lines\n")
+    content = packed.read_bytes()
+    assert gzip.decompress(content).decode() == expected
+    assert run(b"", *options, "--overwrite")[0] == 0
+    assert packed.read_bytes() == content
+    assert run(b"", f"--output={packed}", "--overwrite")[0] == 0  # of no lines
+    assert subprocess.run(["gzip", "-dc", packed], check=True, capture_output=True).stdout == b""
+    with_xz = output.with_suffix(".xz")
+    said = f"error: {with_xz}: is written plain, or with gzip as .gz; name one of these\n"
+    assert run(b"", f"--output={with_xz}") == (1, "", said)
+
+
 def test_a_line_without_end_is_refused(run, monkeypatch):
     monkeypatch.setattr(text_stream, "LONGEST_LINE", 40)
     text = b"cab\n" + b"b" * 41 + b"\n"

@@ -69,7 +69,7 @@ def main() -> None:
     with rc_context(STYLE):
         draw(ours, theirs)
     same = np.mean(np.equal(result.our_translations, result.their_translations))
-    correct = exact_match(result.our_translations, result.references)
+    correct = exact_match(result.our_translations, [result.references])
     text = (
         f"{STEPS} steps in float64: the loss falls from {ours[0]:.3f} to {ours[-1]:.3f} nats a "
         f"token in both frameworks, at most {np.abs(ours - theirs).max():.1e} apart at any step. "
