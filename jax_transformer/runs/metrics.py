@@ -41,9 +41,7 @@ class MetricsLog:
         if directory is None:
             return
         if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._events = SummaryWriter(str(directory / EVENTS), purge_step=step + 1)
+            self._events = _open_events(directory / EVENTS, step)
         path = directory / METRICS_FILE
         reports, whole = _read(path)
         kept = [entry for entry in reports if entry["step"] <= step]
@@ -59,8 +57,13 @@ class MetricsLog:
                 self._file.write(_line({"step": step, **values}))
                 self._file.flush()
         if self._events is not None:
+            from tensorboardX.proto.event_pb2 import Event
+            from tensorboardX.summary import scalar
+
             for name, value in values.items():
-                self._events.add_scalar(name, value, step)
+                event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+                self._events.write_event(event)
+            self._events.flush()
 
     def close(self) -> None:
         """Close the files."""
@@ -69,6 +72,23 @@ class MetricsLog:
                 self._file.close()
         if self._events is not None:
             self._events.close()
+
+
+def _open_events(folder: Path, step: int) -> Any:
+    """Return a new file of events, which drops those of later steps in earlier files.
+
+    The writer of tensorboardX without its thread, whose pauses are differences of two times of day:
+    it ends where the clock was set back by 25 days, and the run would wait for it. TensorBoard
+    reads the files in the order of their names, which begin with their number.
+    """
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    folder.mkdir(exist_ok=True)
+    writer = EventsWriter(str(folder / f"events.{len([*folder.iterdir()]):06}"))
+    restart = SessionLog(status=SessionLog.START)
+    writer.write_event(Event(wall_time=time.time(), step=step + 1, session_log=restart))
+    return writer
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

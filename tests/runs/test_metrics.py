@@ -1,6 +1,8 @@
 """The log of a run: what is written, what a resumed run drops, what TensorBoard sees; curves."""
 
+import itertools
 import json
+import time
 
 import pytest
 
@@ -8,7 +10,7 @@ from jax_transformer import InputError
 from jax_transformer.runs.evaluation import draw_curves
 from jax_transformer.runs.metrics import EVENTS, METRICS_FILE, MetricsLog, read_metrics
 
-LOSSES = [0.1 + 0.2, 1e-300, 3.0]
+LOSSES = [0.1 + 0.2, 1e-300, 3.0, 2.5]
 
 
 def write(directory, steps, **options):
@@ -34,7 +36,7 @@ def test_a_resumed_run_tells_of_each_step_once(tmp_path):
     write(tmp_path, [2, 3], step=1)
     reports = read_metrics(tmp_path / METRICS_FILE)
     assert [report["step"] for report in reports] == [1, 2, 3]
-    assert [report["loss"] for report in reports] == LOSSES
+    assert [report["loss"] for report in reports] == LOSSES[:3]
     assert [path.name for path in tmp_path.iterdir()] == [METRICS_FILE]
 
 
@@ -78,20 +80,29 @@ def test_without_a_report_there_are_no_curves(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path):
+def test_tensorboard_gets_the_same_numbers_whatever_the_clock_says(tmp_path, monkeypatch):
     events = pytest.importorskip("tensorboardX").proto.event_pb2
     record = pytest.importorskip("tensorboardX.record_writer")
+    now = time.time()
     write(tmp_path, [1, 2, 3], tensorboard=True)
-    (path,) = (tmp_path / EVENTS).iterdir()
-    data, found = path.read_bytes(), []
-    while data:  # records: length, its checksum, the event, its checksum
-        (size,) = record.struct.unpack_from("<Q", data)
-        event = events.Event.FromString(data[12 : 12 + size])
-        found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
-        data = data[16 + size :]
+    # A resumed run whose clock was set back in between, and goes back by weeks while it writes.
+    clock = itertools.count(now - 1e6, -3e6)
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    write(tmp_path, [3, 4], step=2, tensorboard=True)
+    found = []
+    for number, path in enumerate(sorted((tmp_path / EVENTS).iterdir())):
+        data = path.read_bytes()
+        while data:  # records: length, its checksum, the event, its checksum
+            (size,) = record.struct.unpack_from("<Q", data)
+            event = events.Event.FromString(data[12 : 12 + size])
+            if event.HasField("session_log"):  # TensorBoard drops the steps from here on
+                assert event.step == (1, 3)[number]
+                found = [each for each in found if each[0] < event.step]
+            found += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+            data = data[16 + size :]
     expected = [
         pair
-        for step in (1, 2, 3)
+        for step in (1, 2, 3, 4)
         for pair in ((step, "loss", LOSSES[step - 1]), (step, "learning_rate", step / 7))
     ]
     assert [pair[:2] for pair in found] == [pair[:2] for pair in expected]
