@@ -271,9 +271,9 @@ NAMED = {
         "encoder.layers.0.fc1",
     ),
     "layers by a pattern": (
-        {"target_modules": ["fc1"], "layers_to_transform": 0, "layers_pattern": "layers"},
-        "decoder.layers.0.fc1",
-        "decoder.layers.1.fc1",
+        {"target_modules": ["q", "v"], "layers_to_transform": 0, "layers_pattern": "layer"},
+        "decoder.block.0.layer.0.SelfAttention.q",
+        "decoder.block.0.layer.1.EncDecAttention.q",
     ),
     "all but some": (
         {"target_modules": ["fc1", "fc2"], "exclude_modules": r".*decoder.*|.*\.1\.fc2"},
@@ -298,15 +298,17 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_the_tensors_must_be_those_of_the_modules_that_the_settings_name(name, bare, tmp_path):
     settings, inside, outside = NAMED[name]
-    model = foreign_model("bart")
+    model = foreign_model("t5" if ".block." in inside else "bart")
     config, _ = from_huggingface(model)
     if bare and "model." in str(settings):
         settings = json.loads(json.dumps(settings).replace("model.", ""))
     lists = {name: [*x] if isinstance(x, list) else x for name, x in settings.items()}
-    peft_model(model.model if bare else model, **lists).save_pretrained(tmp_path)
+    inner = getattr(model, "model", model)
+    peft_model(inner if bare else model, **lists).save_pretrained(tmp_path)
     changed_settings(tmp_path, **settings)  # as a person wrote them
     assert read_adapter(tmp_path, config)
-    begin, tensors = "" if bare else "model.", tensors_of(tmp_path)
+    begin = "" if bare or inner is model else "model."
+    tensors = tensors_of(tmp_path)
     held = [key for key in tensors if f"base_model.model.{begin}{inside}" in key]
     assert len(held) == 2
     rewritten(tmp_path, **dict.fromkeys(held))
@@ -351,6 +353,8 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
     params = random_params(config, dtype=np.float64)
     targets = (*EVERY, "output_projection") if preset == "t5_v1_1" else EVERY
     adapter = random_adapter(config, targets=targets, dtype=np.float64)
+    name = "target_embedding" if "target_embedding" in params else "token_embedding"
+    adapter |= {name: random_params(config, seed=5, dtype=np.float64)[name]}  # a whole parameter
     module = torch_reference.Transformer(config).double()
     module.load_state_dict(convert.to_torch(params, config), strict=True)
     write_adapter(tmp_path / "adapter", adapter, config)
@@ -363,7 +367,7 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
         logits = apply(merged(lora.attach(params, adapter), trained), config, src, tgt)
         return (logits * weights).sum(), logits
 
-    start = jax.tree.map(jnp.asarray, trainable(adapter, ()))
+    start = jax.tree.map(jnp.asarray, trainable(lora.attach(params, adapter), ()))
     gradients, logits = jax.jit(jax.grad(ours, has_aux=True))(start)
     expected = module(torch.tensor(src), torch.tensor(tgt))
     (expected * torch.tensor(weights)).sum().backward()
@@ -371,7 +375,9 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
     leaves = {name: leaf for name, leaf in module.named_parameters() if leaf.requires_grad}
     assert len(leaves) == len(flatten(start))
     for name, leaf in flatten(gradients).items():
-        grad = leaves[name.replace("/layers_", ".layers.").replace("/", ".")].grad.numpy().T
+        theirs = name.replace("/layers_", ".layers.").replace("/embedding", ".weight")
+        grad = leaves[theirs.replace("/", ".")].grad.numpy()
+        grad = grad.T if "lora_" in name else grad
         assert np.abs(grad - leaf).max() <= bound("gradient", "float64") * np.abs(grad).max(), name
 
 
