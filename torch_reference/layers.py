@@ -65,7 +65,7 @@ def add_adapter(
 
 def attach_adapter(
     model: nn.Module,
-    tensors: Mapping[str, Float[Tensor, "_ _"]],
+    tensors: Mapping[str, Float[Tensor, "..."]],
     scale: float,
     dropout: float = 0.0,
 ) -> None:
@@ -78,9 +78,11 @@ def attach_adapter(
     """
     model.requires_grad_(False)
     for name, tensor in tensors.items():
-        name, factor = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".", 1)
+        name, leaf = name.removeprefix("base_model.model.").rsplit(".", 1)
+        if name.endswith((".lora_A", ".lora_B")):  # else it is a whole parameter
+            name, leaf = name.rsplit(".", 1)
         module = model.get_submodule(name)
-        module.register_parameter(factor.lower(), nn.Parameter(tensor))
+        module.register_parameter(leaf.lower(), nn.Parameter(tensor))
         module.lora_scale, module.lora_dropout = scale, nn.Dropout(dropout)
 
 

@@ -17,6 +17,7 @@ from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.commands.train_arguments import NamedSettings, named_settings, new_arguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.evaluation import scores
+from jax_transformer.model.tree import in_dtype
 from jax_transformer.runs import loop
 from jax_transformer.runs.arguments import (
     TEXT_SIZES,
@@ -268,7 +269,7 @@ def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tupl
     if (model := initial.teacher) is None:
         return ()
     dtype = arguments.training.compute_dtype
-    half = model._replace(params=jax.tree.map(lambda leaf: leaf.astype(dtype), model.params))
+    half = model._replace(params=in_dtype(model.params, dtype))
     weight, temperature = arguments.teacher_weight, arguments.teacher_temperature
     return (Teacher(place(half, mesh).params, model.config, weight, temperature),)
 

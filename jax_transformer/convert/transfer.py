@@ -33,9 +33,9 @@ from jax_transformer.convert.table import (
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.tree import (
     LAYER,
-    LORA_LEAVES,
     STACKS,
     Shape,
+    is_of_adapter,
     parameter_shapes,
     parameter_shardings,
 )
@@ -245,7 +245,7 @@ def to_tensors(
     report = Report(layout.name)
     check = _Check(report, dtype, allow_nonfinite)
     leaves = flatten(params)
-    if any(path.endswith(LORA_LEAVES) for path in leaves):
+    if any(map(is_of_adapter, leaves)):
         raise InputError(
             "the parameters have an adapter: add it to the kernels by adapters.lora.merge, or "
             "write it alone by adapters.write_adapter"

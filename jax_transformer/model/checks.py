@@ -22,12 +22,14 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model.tree import (
+    BASE,
     LAYER,
     LORA_LEAVES,
     STACKS,
     TARGET_SIDE,
     Shape,
     find_parameter,
+    is_of_adapter,
     parameter_count,
     parameter_shapes,
 )
@@ -360,25 +362,27 @@ def check_params(
         )
     given = {path: leaf.shape for path, leaf in leaves.items() if _reads(method, path)}
     expected = parameter_shapes(config)
-    given = _without_adapter(given, expected)
+    added = {path: shape for path, shape in given.items() if is_of_adapter(path)}
+    check_adapter({path.replace(BASE, "/"): shape for path, shape in added.items()}, expected)
+    given = {path: shape for path, shape in given.items() if path not in added}
     expected = {path: shape for path, shape in expected.items() if _reads(method, path)}
     if given != expected:
         raise InputError(_difference(params, given, expected, config))
 
 
-def _without_adapter(given: Mapping[str, Shape], expected: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return the shapes without those of an adapter, after a check that it fits the kernels."""
-    own = {path: shape for path, shape in given.items() if path.rpartition("/")[2] in LORA_LEAVES}
-    for module in dict.fromkeys(path.rpartition("/")[0] for path in own):
-        inputs, outputs = expected.get(f"{module}/kernel", (None, None))
-        found = [own.get(f"{module}/{leaf}") for leaf in LORA_LEAVES]
-        rank = (found[0] or (0,))[-1]
-        if found != [(inputs, rank), (rank, outputs), ()]:
-            raise InputError(
-                f"params do not fit the config: the adapter of {module} has {found}, and must have "
-                f"lora_a [{inputs}, rank], lora_b [rank, {outputs}] and lora_scale []"
-            )
-    return {path: shape for path, shape in given.items() if path not in own}
+def check_adapter(adapter: Mapping[str, Shape], base: Mapping[str, Shape]) -> None:
+    """Refuse an adapter that does not fit its base model; of each, the shapes of the leaves."""
+    for path, found in adapter.items():
+        module, _, name = path.rpartition("/")
+        changed = f"{module}/kernel" if name in LORA_LEAVES else path
+        if (wanted := base.get(changed)) is None:
+            raise InputError(f"the adapter has {path}, and the model no {changed}")
+        if name in LORA_LEAVES:
+            found = [adapter.get(f"{module}/{leaf}") for leaf in LORA_LEAVES]
+            rank = (found[0] or (0,))[-1]
+            wanted = [(wanted[0], rank), (rank, wanted[1]), ()]
+        if found != wanted:
+            raise InputError(f"the adapter has {path} in the shapes {found}, not {wanted}")
 
 
 def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:

@@ -103,7 +103,7 @@ def add_adapter(
     if execution.compute_dtype is not None:
         product = mixed_linear
     x = Dropout(execution.lora_dropout, execution.dropout_mask, name="lora_dropout")(x)
-    return y + product(product(x, first), second) * scale.astype(y.dtype)
+    return y + (product(product(x, first), second) * scale).astype(y.dtype)
 
 
 class Linear(nn.Module):

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from flax.traverse_util import unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jax_transformer.config import TransformerConfig
@@ -34,6 +35,7 @@ SOURCE_SIDE = ("source_", "encoder/")  # begins of paths
 TARGET_SIDE = ("target_", "decoder/", "output_projection/")
 CROSS_ATTENTION = ("self_then_cross", "self_over_memory")  # the decoder layers that have one
 LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
+BASE = "/base_"  # before the name of a leaf that an adapter replaced whole, beside the new one
 NEAREST = 3  # paths that a refusal proposes
 Needs = dict[str, tuple[Any, ...]]  # fields, and the values of a config that has a parameter
 ALWAYS: Needs = {}
@@ -302,9 +304,19 @@ def find_parameter(path: str) -> Parameter | None:
 
     Adam moments and the EMA have the paths of their parameters, behind a prefix.
     """
-    keys = LAYER.sub("layers_{i}", path).split("/")
+    keys = LAYER.sub("layers_{i}", path).replace(BASE, "/").split("/")
     ends = ("/".join(keys[start:]) for start in range(len(keys)))
     return next((PARAMETERS[end] for end in ends if end in PARAMETERS), None)
+
+
+def is_of_adapter(path: str) -> bool:
+    """Return whether a leaf is a part of an adapter's product, or what an adapter has replaced."""
+    return path.endswith(LORA_LEAVES) or BASE in path
+
+
+def in_dtype(params: Params, dtype: DTypeLike) -> Params:
+    """Return the parameters in a dtype, but for the scales of an adapter, which have no axis."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim else leaf, params)
 
 
 def decayed(params: Mapping[str, Any]) -> Any:

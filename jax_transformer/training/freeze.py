@@ -11,7 +11,7 @@ from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.model.tree import Shape, match_paths, parameter_shapes
+from jax_transformer.model.tree import BASE, Shape, match_paths, parameter_shapes
 from jax_transformer.training.config import TrainingConfig
 
 
@@ -26,12 +26,13 @@ def run_shapes(config: TransformerConfig, training_config: TrainingConfig) -> di
 
 
 def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """Return the paths that no pattern matches, of an adapter's factors alone where there are any.
+    """Return the paths that no pattern matches, of an adapter's leaves alone where there are any.
 
-    Patterns are those of `match_paths`. A factor's scale is a setting, and is not trained.
+    Patterns are those of `match_paths`. A scale is a setting of an adapter, and is not trained.
     """
-    factors = [name for name in names if name.endswith(("/lora_a", "/lora_b"))]
-    names = factors or names
+    whole = {name.replace(BASE, "/") for name in names if BASE in name}
+    adapter = [name for name in names if name.endswith(("/lora_a", "/lora_b")) or name in whole]
+    names = adapter or names
     frozen = match_paths("freeze", names, patterns)
     trained = [name for name in names if name not in frozen]
     if not trained:
@@ -46,7 +47,7 @@ def trained_names(names: list[str], patterns: tuple[str, ...]) -> list[str]:
 def trainable(params: Params, patterns: tuple[str, ...]) -> Params:
     """Return `params` without the frozen ones: those that `patterns` match.
 
-    Beside an adapter, all but its factors are frozen.
+    Beside an adapter, all but its factors and whole parameters are frozen.
     """
     leaves = flatten_dict(params, sep="/")
     trained = trained_names([*leaves], patterns)

@@ -21,7 +21,7 @@ from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_decoder, check_execution
 from jax_transformer.model.transformer import Params, init_params
-from jax_transformer.model.tree import parameter_shardings, shard_parameters
+from jax_transformer.model.tree import in_dtype, parameter_shardings, shard_parameters
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
@@ -143,7 +143,7 @@ def _in_dtype(params: Params, config: TransformerConfig, dtype: ComputeDtype) ->
     """Return float32 parameters in the dtype of the computation; their gradients are float32."""
     if dtype == "float32":
         return params
-    return shard_parameters(jax.tree.map(lambda leaf: leaf.astype(dtype), params), config)
+    return shard_parameters(in_dtype(params, dtype), config)
 
 
 def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jax_transformer import __version__
-from jax_transformer.adapters import lora, read_adapter
+from jax_transformer.adapters import lora, peft_folder
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.convert.languages import generating
@@ -130,7 +130,7 @@ class TrainedModel(NamedTuple):
         """
         if folder is None:
             return self
-        adapter = read_adapter(folder, self.config)
+        adapter = peft_folder.read_adapter(folder, self.config)
         return self._replace(params=lora.attach(self.params, adapter))
 
     def with_max_length(self, max_length: int | None, name: str) -> "TrainedModel":
@@ -375,6 +375,8 @@ def _missing(folder: Path) -> str:
     if (folder / SETTINGS_FILE).is_file():
         fault = "training has not finished and has written no checkpoint"
         return f"{folder}: {fault}; start it again with the same command"
+    if (folder / peft_folder.SETTINGS).is_file():
+        return f"{folder}: is an adapter; name its model, and this folder by --adapter or adapter="
     reason = f"it has no {CONFIG_FILE}" if folder.exists() else "there is no such folder"
     return f"{folder}: is not the folder of a trained model, because {reason}"
 

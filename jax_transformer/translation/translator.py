@@ -1,16 +1,14 @@
 """`Translator`: text to text in one call."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import SearchExecution
+from jax_transformer.model.tree import in_dtype
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
@@ -113,8 +111,7 @@ class Translator:
                 fault = f"an ensemble needs one max_length, but theirs are {lengths}"
                 raise InputError(f"{self.name}: {fault}")
         if dtype is not None:
-            cast = partial(jnp.asarray, dtype=dtype)
-            models = [each._replace(params=jax.tree.map(cast, each.params)) for each in models]
+            models = [each._replace(params=in_dtype(each.params, dtype)) for each in models]
         self.model, *self.ensemble = (place(each, self.mesh) for each in models)
 
     def __repr__(self) -> str:

@@ -12,12 +12,12 @@ from jax_transformer import Execution, InputError, apply, convert, generate, mak
 from jax_transformer.adapters import lora
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.model import layers
-from jax_transformer.model.tree import decayed, parameter_shapes, parameter_shardings
+from jax_transformer.model.tree import decayed, in_dtype, parameter_shapes, parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_names, trained_sizes
 from jax_transformer.training.step import sharded_init_state, sharded_train_step
-from tests.models import random_params, random_tokens, small_config
+from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
 from tests.tiers import DISTINCT_MODELS, MODELS, tiered
@@ -87,8 +87,82 @@ def test_adapters_of_one_model_share_its_leaves_and_replace_each_other():
     assert flatten(both)[kernel] is flatten(params)[kernel]
     assert jax.tree.all(jax.tree.map(np.array_equal, lora.detach(both), second))
     assert lora.detach(params) == {}
-    half = lora.attach(jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), params), first)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(half)} == {"bfloat16"}
+    fewer = lora.attach(both, random_adapter(CONFIG, targets=("encoder/*/query",)))
+    assert len(flatten(lora.detach(fewer))) == 3  # those of an earlier adapter are gone
+
+
+def test_a_scale_has_float32_whatever_the_factors_and_kernels_have():
+    params = random_params(CONFIG)
+    adapter = random_adapter(CONFIG, dtype=jnp.bfloat16)
+    scale = "encoder/layers_0/self_attention/query/lora_scale"
+    leaves = flatten(adapter) | {scale: np.float64(8 / 3)[...]}
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), params)
+    for base, kind in ((params, "float32"), (half, "bfloat16")):
+        whole = flatten(in_dtype(lora.attach(base, nest(leaves)), kind))
+        assert {leaf.dtype.name for leaf in whole.values() if leaf.ndim} == {kind}
+        assert whole[scale].dtype == np.float32
+        assert whole[scale] == np.float32(8 / 3)
+    leaves = {"kernel": np.zeros((2, 2)), "lora_a": np.eye(2), "lora_b": np.eye(2)}
+    leaves = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), leaves)
+    leaves["lora_scale"] = jnp.float32(8 / 3)
+    y = layers.Linear(CONFIG).apply({"params": leaves}, jnp.full((1, 2), 3, "bfloat16"))
+    assert np.array_equal(y, np.full((1, 2), 8))  # 3 * 2.671875 would be 8.0625
+
+
+def test_a_half_precision_kernel_is_merged_in_float32_and_rounded_once():
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, "bfloat16"), random_params(CONFIG))
+    # Of jax: numpy multiplies matrices of bfloat16 in float32.
+    whole = lora.attach(half, jax.tree.map(jnp.asarray, random_adapter(CONFIG)))
+    merged, leaves = flatten(lora.merge(whole)), flatten(whole)
+    for path in (path for path in leaves if path.endswith("/lora_a")):
+        module = path.removesuffix("lora_a")
+        kernel, first, second, scale = (
+            np.asarray(leaves[f"{module}{leaf}"], np.float64)
+            for leaf in ("kernel", "lora_a", "lora_b", "lora_scale")
+        )
+        expected = kernel + scale * first @ second
+        rounding = 2.0**-8 * np.abs(expected) + 1e-5
+        assert np.all(
+            np.abs(np.asarray(merged[f"{module}kernel"], np.float64) - expected) <= rounding
+        )
+
+
+WHOLE = "token_embedding/embedding"
+
+
+def test_a_whole_parameter_takes_the_place_of_the_base_until_another_adapter_does():
+    params, (src, tgt) = random_params(CONFIG), random_tokens(CONFIG)
+    new = np.asarray(random_params(CONFIG, seed=5)["token_embedding"]["embedding"])
+    adapter = random_adapter(CONFIG) | {"token_embedding": {"embedding": new}}
+    whole = lora.attach(params, adapter)
+    assert np.array_equal(flatten(whole)[WHOLE], new)
+    assert jax.tree.all(jax.tree.map(np.array_equal, lora.detach(whole), adapter))
+    merged = lora.merge(whole)
+    assert flatten(merged).keys() == parameter_shapes(CONFIG).keys()
+    assert np.array_equal(flatten(merged)[WHOLE], new)
+    logits = [forward(some, config=CONFIG, src=src, tgt=tgt) for some in (whole, merged)]
+    assert error(*logits) < ROUNDED
+    other = flatten(lora.attach(whole, random_adapter(CONFIG)))
+    assert other.keys() == flatten(adapted(CONFIG)).keys()
+    assert other[WHOLE] is flatten(params)[WHOLE]
+    with pytest.raises(InputError, match="have an adapter"):
+        convert.to_torch(lora.attach(params, {"token_embedding": {"embedding": new}}), CONFIG)
+    mesh = make_mesh("data=1")
+    places = flatten(parameter_shardings(mesh, whole, CONFIG))
+    assert places["token_embedding/base_embedding"] == places[WHOLE]
+
+
+def test_a_step_trains_whole_parameters_beside_the_factors_and_keeps_what_they_replaced():
+    params = random_params(CONFIG)
+    table = {"token_embedding": params["token_embedding"]}
+    params = lora.attach(params, random_adapter(CONFIG) | table)
+    optimizer = optax.adamw(1e-2)
+    state = optimizer.init(trainable(params, ()))
+    (batch,) = measure.random_batches(CONFIG, 1)
+    new, _, _ = jax.jit(make_train_step(CONFIG, optimizer))(params, state, batch)
+    for name, leaf in flatten(new).items():
+        trained = name == WHOLE or name.endswith(("lora_a", "lora_b"))
+        assert np.array_equal(leaf, flatten(params)[name]) != trained, name
 
 
 def test_a_step_trains_the_factors_alone_and_keeps_moments_of_their_size():
@@ -235,7 +309,7 @@ REFUSED = {
         lambda: lora.attach(
             random_params(CONFIG), random_adapter(small_config("vaswani2017"), targets=("*/key",))
         ),
-        "the adapter has decoder/layers_1/cross_attention/key/lora_a, and the model no product",
+        "the adapter has decoder/layers_1/cross_attention/key/lora_a, and the model no decoder",
     ),
     "another width": (
         lambda: apply(
@@ -245,8 +319,36 @@ REFUSED = {
             CONFIG,
             *random_tokens(CONFIG),
         ),
-        f"params do not fit the config: the adapter of {INNER} has [(42, 3), (3, 54), ()], and "
-        "must have lora_a [42, rank], lora_b [rank, 53] and lora_scale []",
+        f"the adapter has {INNER}/lora_a in the shapes [(42, 3), (3, 54), ()], not "
+        "[(42, 3), (3, 53), ()]",
+    ),
+    "a whole parameter of another shape": (
+        lambda: lora.attach(
+            random_params(CONFIG), {"token_embedding": {"embedding": np.zeros((2, 3), np.float32)}}
+        ),
+        "the adapter has token_embedding/embedding in the shapes (2, 3), not (",
+    ),
+    "no adapter": (
+        lambda: lora.attach(random_params(CONFIG), None),
+        "adapter=None must be a nested dict, as lora.init returns",
+    ),
+    "one factor": (
+        lambda: lora.merge(nest(flatten(adapted(CONFIG)) | {f"{INNER}/lora_b": np.zeros((4, 53))})),
+        f"the adapter has {INNER}/lora_a in the shapes [(42, 3), (4, 53), ()], not [(42, 3), (3,",
+    ),
+    "no second factor": (
+        lambda: lora.merge(
+            nest({n: x for n, x in flatten(adapted(CONFIG)).items() if n != f"{INNER}/lora_b"})
+        ),
+        f"the adapter has {INNER}/lora_a in the shapes [(42, 3), None, ()], not [(42, 3), (3, 53)",
+    ),
+    "an alpha that is no number": (
+        lambda: lora.init(jax.random.key(0), CONFIG, 4, EVERY, alpha=float("nan")),
+        "alpha=nan must be a finite number, at least",
+    ),
+    "an alpha that float32 lacks": (
+        lambda: lora.init(jax.random.key(0), CONFIG, 4, EVERY, alpha=1e-50),
+        "alpha=1e-50 must be a finite number, at least",
     ),
     "settings without a rank": (
         lambda: trained_sizes(CONFIG, TrainingConfig(lora_dropout=0.1)),
@@ -270,7 +372,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_meant_is_refused_in_one_line(call, message):
-    with pytest.raises(InputError) as refused:
+    with unchecked(), pytest.raises(InputError) as refused:  # None is no nested dict
         call()
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
@@ -279,5 +381,5 @@ def test_what_cannot_be_meant_is_refused_in_one_line(call, message):
 def test_a_leaf_that_is_missing_is_named():
     leaves = flatten(adapted(CONFIG))
     del leaves[f"{INNER}/lora_scale"]
-    with pytest.raises(InputError, match=rf"{INNER} has \[\(42, 3\), \(3, 53\), None\], and must"):
+    with pytest.raises(InputError, match=rf"{INNER}/lora_a in the shapes .*\(3, 53\), None\], not"):
         apply(nest(leaves), CONFIG, *random_tokens(CONFIG))

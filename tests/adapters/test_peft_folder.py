@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +190,137 @@ def test_settings_of_peft_are_honoured_and_survive_the_way_back(name, tmp_path, 
     assert error(foreign_results(again, config, src, tgt)[0], theirs) <= LOGITS
 
 
+WHOLE = {
+    "an own output projection": ("mt5", ["lm_head"], {"output_projection/kernel"}),
+    "a table that all share": ("bart", ["embed_tokens", "lm_head"], {"token_embedding/embedding"}),
+    "norms and a product with its bias": (
+        "bart",
+        ["fc1", "layernorm_embedding"],
+        {"source_embedding_norm/bias", "encoder/layers_0/feed_forward/inner/kernel"},
+    ),
+    "positions": ("bart", ["embed_positions"], {"source_positions/embedding"}),
+}
+SHARED = ("embed_tokens", "lm_head")
+
+
+def with_whole_modules(model_type, modules, shared=SHARED):
+    """Return a model of PEFT whose copies of modules have new values, of shared ones the same."""
+    model = widened(foreign_model(model_type), model_type)
+    targets = ["q", "wi_0"] if model_type == "mt5" else ["q_proj", "fc1"]
+    model = peft_model(model, target_modules=targets, modules_to_save=[*modules])
+    generator = torch.Generator().manual_seed(2)
+    for name, leaf in model.named_parameters():
+        if ".modules_to_save." in name:
+            same = model_type == "bart" and any(end in name for end in shared)
+            drawn = torch.Generator().manual_seed(3) if same else generator
+            leaf.data += torch.randn(leaf.shape, generator=drawn, dtype=leaf.dtype) / 4
+    return model
+
+
+@pytest.mark.parametrize("name", tiered(WHOLE, ["a table that all share"]))
+def test_modules_that_peft_saves_whole_are_read_trained_and_written(name, tmp_path, x64):
+    model_type, modules, paths = WHOLE[name]
+    config, params = from_huggingface(widened(foreign_model(model_type), model_type))
+    model = with_whole_modules(model_type, modules)
+    adapter = saved(model, tmp_path / "theirs", config)
+    assert paths <= flatten(adapter).keys()
+    src, tgt = ragged_tokens(config)
+    theirs = foreign_results(model, config, src, tgt)[0].numpy()
+    valid = tgt != config.pad_id
+    whole = lora.attach(params, adapter)
+    assert paths <= flatten(trainable(whole, ())).keys()
+    for some in (whole, lora.merge(whole)):
+        logits = forward(some, config=config, src=src, tgt=tgt)
+        assert error(np.asarray(logits)[valid], theirs[valid]) <= LOGITS
+    write_adapter(tmp_path / "ours", lora.detach(whole), config, family=model_type)
+    base = widened(foreign_model(model_type), model_type)
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), theirs)
+    flat = flatten(read_adapter(tmp_path / "ours", config))
+    assert all(np.array_equal(flat[path], leaf) for path, leaf in flatten(adapter).items())
+
+
+def test_copies_of_a_shared_table_that_differ_are_refused(tmp_path):
+    config, _ = from_huggingface(foreign_model("bart"))
+    names = ("model.encoder.embed_tokens.weight", "lm_head.weight")
+    for number, (modules, shared) in enumerate(
+        [(SHARED, ("lm_head",)), (["shared"], ()), (["lm_head"], ())]
+    ):
+        with pytest.raises(InputError, match="must be equal: this model has one table") as refused:
+            saved(with_whole_modules("bart", modules, shared), tmp_path / str(number), config)
+        assert all(name in str(refused.value) for name in names)
+
+
+# The settings, a module that they name, and one that they do not name.
+NAMED = {
+    "ends": ({"target_modules": ["fc2"]}, "encoder.layers.1.fc2", "encoder.layers.1.fc1"),
+    "whole names": (
+        {"target_modules": ["model.decoder.layers.2.fc1", "k_proj"]},
+        "decoder.layers.2.fc1",
+        "decoder.layers.1.fc1",
+    ),
+    "a regular expression": (
+        {"target_modules": r".*decoder.*\.(q|v)_proj"},
+        "decoder.layers.0.self_attn.v",
+        "encoder.layers.0.self_attn.v",
+    ),
+    "all": ({"target_modules": "all-linear"}, "encoder.layers.0.fc2", None),
+    "layers": (
+        {"target_modules": ["fc1"], "layers_to_transform": [1]},
+        "encoder.layers.1.fc1",
+        "encoder.layers.0.fc1",
+    ),
+    "layers by a pattern": (
+        {"target_modules": ["q", "v"], "layers_to_transform": 0, "layers_pattern": "layer"},
+        "decoder.block.0.layer.0.SelfAttention.q",
+        "decoder.block.0.layer.1.EncDecAttention.q",
+    ),
+    "all but some": (
+        {"target_modules": ["fc1", "fc2"], "exclude_modules": r".*decoder.*|.*\.1\.fc2"},
+        "encoder.layers.0.fc2",
+        "encoder.layers.1.fc2",
+    ),
+    "all but ends": (
+        {"target_modules": ["fc1", "fc2"], "exclude_modules": ["0.fc2"]},
+        "decoder.layers.1.fc2",
+        "decoder.layers.0.fc2",
+    ),
+    "all but what is saved whole": (
+        {"target_modules": ["fc1", "fc2"], "modules_to_save": ["fc2"]},
+        "decoder.layers.1.fc1",
+        None,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("name", NAMED)
+def test_the_tensors_must_be_those_of_the_modules_that_the_settings_name(name, bare, tmp_path):
+    settings, inside, outside = NAMED[name]
+    model = foreign_model("t5" if ".block." in inside else "bart")
+    config, _ = from_huggingface(model)
+    if bare and "model." in str(settings):
+        settings = json.loads(json.dumps(settings).replace("model.", ""))
+    lists = {name: [*x] if isinstance(x, list) else x for name, x in settings.items()}
+    inner = getattr(model, "model", model)
+    peft_model(inner if bare else model, **lists).save_pretrained(tmp_path)
+    changed_settings(tmp_path, **settings)  # as a person wrote them
+    assert read_adapter(tmp_path, config)
+    begin = "" if bare or inner is model else "model."
+    tensors = tensors_of(tmp_path)
+    held = [key for key in tensors if f"base_model.model.{begin}{inside}" in key]
+    assert len(held) == 2
+    rewritten(tmp_path, **dict.fromkeys(held))
+    with pytest.raises(InputError, match=f"do not name the tensors: {begin}{inside}.* differs"):
+        read_adapter(tmp_path, config)
+    if outside is not None:
+        more = {key.replace(f"{begin}{inside}", f"{begin}{outside}"): tensors[key] for key in held}
+        rewritten(tmp_path, **more, **{key: tensors[key] for key in held})
+        with pytest.raises(InputError, match=f"not name the tensors: {begin}{outside}.* differs"):
+            read_adapter(tmp_path, config)
+
+
 @pytest.mark.exhaustive
 def test_an_adapter_of_a_class_outside_of_transformers_is_read(tmp_path, x64):
     model = write_indictrans(tmp_path / "base", shared=False, dtype=torch.float64)
@@ -221,6 +353,8 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
     params = random_params(config, dtype=np.float64)
     targets = (*EVERY, "output_projection") if preset == "t5_v1_1" else EVERY
     adapter = random_adapter(config, targets=targets, dtype=np.float64)
+    name = "target_embedding" if "target_embedding" in params else "token_embedding"
+    adapter |= {name: random_params(config, seed=5, dtype=np.float64)[name]}  # a whole parameter
     module = torch_reference.Transformer(config).double()
     module.load_state_dict(convert.to_torch(params, config), strict=True)
     write_adapter(tmp_path / "adapter", adapter, config)
@@ -233,7 +367,7 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
         logits = apply(merged(lora.attach(params, adapter), trained), config, src, tgt)
         return (logits * weights).sum(), logits
 
-    start = jax.tree.map(jnp.asarray, trainable(adapter, ()))
+    start = jax.tree.map(jnp.asarray, trainable(lora.attach(params, adapter), ()))
     gradients, logits = jax.jit(jax.grad(ours, has_aux=True))(start)
     expected = module(torch.tensor(src), torch.tensor(tgt))
     (expected * torch.tensor(weights)).sum().backward()
@@ -241,7 +375,9 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
     leaves = {name: leaf for name, leaf in module.named_parameters() if leaf.requires_grad}
     assert len(leaves) == len(flatten(start))
     for name, leaf in flatten(gradients).items():
-        grad = leaves[name.replace("/layers_", ".layers.").replace("/", ".")].grad.numpy().T
+        theirs = name.replace("/layers_", ".layers.").replace("/embedding", ".weight")
+        grad = leaves[theirs.replace("/", ".")].grad.numpy()
+        grad = grad.T if "lora_" in name else grad
         assert np.abs(grad - leaf).max() <= bound("gradient", "float64") * np.abs(grad).max(), name
 
 
@@ -262,15 +398,14 @@ def changed_settings(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-MERGE = "; merge the adapter by PEFT's merge_and_unload, and read the merged model"
+MERGE = "; LoRA is read, and what PEFT has merged into a model (merge_and_unload, not for prompts)"
 UNSUPPORTED = {
     "use_dora": True,
     "bias": "all",
     "rank_pattern": {"q_proj": 3},
     "alpha_pattern": {"q_proj": 3},
-    "modules_to_save": ["lm_head"],
     "init_lora_weights": "pissa",
-    "peft_type": "LOHA",
+    "peft_type": "PROMPT_TUNING",
     "lora_bias": True,
     "trainable_token_indices": [1],
     "layer_replication": [[0, 1]],
@@ -290,7 +425,13 @@ def test_a_setting_that_is_not_supported_is_named(folder, name):
 
 DAMAGED = {
     "r=0 must be a whole number, at least 1": {"r": 0},
-    "lora_alpha='x' must be a finite number": {"lora_alpha": "x"},
+    "lora_alpha='16' must be a finite number": {"lora_alpha": "16"},
+    "lora_alpha=1e+308 must be a finite number": {"lora_alpha": 1e308},
+    "lora_alpha=1e-50 must be a finite number": {"lora_alpha": 1e-50},
+    "lora_alpha=0 must be a finite number": {"lora_alpha": 0},
+    "modules_to_save='lm_head' must be a list": {"modules_to_save": "lm_head"},
+    "target_modules=3 must be a text": {"target_modules": 3},
+    "has a damaged regular expression": {"target_modules": "*"},
     "use_rslora=1 must be True or False": {"use_rslora": 1},
 }
 
@@ -300,7 +441,8 @@ def test_settings_that_no_peft_writes_are_named(folder, fault, changes):
     changed_settings(folder, **changes)
     with pytest.raises(InputError) as refused:
         read_adapter(folder, CONFIG)
-    assert str(refused.value).startswith(f"{folder / peft_folder.SETTINGS}: {fault}")
+    found = str(refused.value).replace(" has", ": has")
+    assert found.startswith(f"{folder / peft_folder.SETTINGS}: {fault}")
     assert "\n" not in str(refused.value)
 
 
@@ -315,10 +457,10 @@ def test_an_adapter_of_another_base_is_refused_in_one_line(folder):
     of_another = "use the adapter with the model that it was trained for"
     refusals = {
         wider: f"{folder}: the factors of model.encoder.layers.0.self_attn.q_proj are "
-        "[(3, 42), (42, 3)], but [(3, 45), (45, 3)] is what r=3 needs in this model; "
+        "[(3, 42), (42, 3)], but r=3 needs [(3, 45), (45, 3)] here; "
         f"{of_another}",
-        fewer: f"{folder}: is not an adapter of this model, which has no product "
-        f"model.encoder.layers.0.self_attn.q_proj; {of_another}",
+        fewer: f"{folder}: has model.encoder.layers.0.self_attn.q_proj, which is no product or "
+        f"parameter of this model; {of_another}{MERGE}",
     }
     for config, message in refusals.items():
         with pytest.raises(InputError) as refused:
@@ -330,17 +472,23 @@ def test_factors_that_are_absent_or_strange_are_named(folder):
     name = f"{NAME}.lora_A.weight"
     factor = tensors_of(folder)[name]
     changed_settings(folder, r=4)
-    with pytest.raises(InputError, match=r"is what r=4 needs"):
+    with pytest.raises(InputError, match=r"but r=4 needs"):
         read_adapter(folder, CONFIG)
     changed_settings(folder, r=3)
     faults = {
         r"q_proj are \[\(\), \(42, 3\)\]": {name: None},
-        "q_proj must hold finite numbers": {name: np.full_like(factor, np.inf)},
-        "q_proj must hold finite numbers.*": {name: factor.astype(np.int32)},
-        "model.lm_head.weight is no factor of LoRA": {
+        "q_proj.lora_A.weight must hold finite numbers": {name: np.full_like(factor, np.inf)},
+        "q_proj.lora_A.weight must hold finite numbers.*": {name: factor.astype(np.int32)},
+        r"lm_head.weight is \(3, 42\), not \(41, 42\)": {
             name: factor,
             "base_model.model.lm_head.weight": factor,
         },
+        "has lm_head.lora_bias, which is no product or parameter": {
+            "base_model.model.lm_head.weight": None,
+            "base_model.model.lm_head.lora_bias": factor,
+        },
+        "has no factor of LoRA": dict.fromkeys((name, name.replace("_A", "_B")))
+        | {"base_model.model.lm_head.lora_bias": None},
     }
     for message, changes in faults.items():
         rewritten(folder, **changes)
@@ -353,14 +501,58 @@ def test_nothing_is_overwritten_and_missing_files_are_named(folder, tmp_path):
     one = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     with pytest.raises(InputError, match="adapter: exists already"):
         write_adapter(folder, adapter, CONFIG)
-    with pytest.raises(InputError, match="has no name in layout 't5'"):
+    with pytest.raises(InputError, match=r"cross_attention/key/lora_a in the shapes"):
         write_adapter(tmp_path / "new", deeper, small_config("t5", **one), family="t5")
+    bias = {"output_projection": {"bias": np.ones(CONFIG.tgt_vocab_size, np.float32)}}
+    with pytest.raises(InputError, match="output_projection/bias has no name in layout 'bart'"):
+        write_adapter(tmp_path / "new", adapter | bias, CONFIG, family="bart")
     leaves = flatten(random_adapter(CONFIG))
     leaves[f"{QUERY}/lora_scale"] = np.float32(2)[...]
     with pytest.raises(InputError, match=r"one rank and one alpha, not \[\(3, 4.5\), \(3, 6.0\)\]"):
         write_adapter(tmp_path / "new", nest(leaves), CONFIG, family="bart")
+    wrong = {
+        "q_proj.lora_A.weight must hold finite numbers": {"lora_a": np.full((42, 3), np.nan)},
+        r"in the shapes \[\(42, 3\), None, \(\)\]": {"lora_b": None},
+        r"in the shapes \[\(42, 3\), \(4, 42\), \(\)\]": {"lora_b": np.ones((4, 42))},
+        "lora_alpha=inf must be a finite number": {"lora_scale": np.float32(np.inf)[...]},
+        "lora_alpha=0 must be a finite number": {"lora_scale": np.float32(0)[...]},
+        "lora_alpha=nan must be a finite number": {"lora_scale": np.float32(np.nan)[...]},
+    }
+    for message, changes in wrong.items():
+        leaves = flatten(adapter) | {f"{QUERY}/{name}": leaf for name, leaf in changes.items()}
+        leaves = nest({path: leaf for path, leaf in leaves.items() if leaf is not None})
+        with pytest.raises(InputError, match=message):
+            write_adapter(tmp_path / "new", leaves, CONFIG, family="bart")
     assert not (tmp_path / "new").exists()
     for name in (peft_folder.WEIGHTS, peft_folder.SETTINGS):
         (folder / name).unlink()
         with pytest.raises(InputError, match=name):
             read_adapter(folder, CONFIG)
+
+
+def test_files_of_other_versions_and_methods_of_peft_are_read(folder, tmp_path):
+    adapter = flatten(read_adapter(folder, CONFIG))
+    changed_settings(folder, init_lora_weights="eva", eva_config={"rho": 2.0, "tau": 0.99})
+    tensors = {name: torch.tensor(x) for name, x in tensors_of(folder).items()}
+    (folder / peft_folder.WEIGHTS).unlink()
+    torch.save(tensors, folder / "adapter_model.bin")
+    again = flatten(read_adapter(folder, CONFIG))
+    assert all(np.array_equal(again[path], leaf) for path, leaf in adapter.items())
+
+
+def test_a_whole_module_under_the_name_of_its_wrapper_is_read(folder):
+    table = np.ones((CONFIG.tgt_vocab_size, CONFIG.d_model), np.float32)
+    for end in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
+        rewritten(folder, **{f"base_model.model.{end}.modules_to_save.weight": table})
+    changed_settings(folder, modules_to_save=["embed_tokens", "lm_head"])
+    leaves = flatten(read_adapter(folder, CONFIG))
+    assert np.array_equal(leaves["token_embedding/embedding"], table)
+
+
+def test_a_folder_of_several_adapters_names_them(folder, tmp_path):
+    for name in ("law", "medicine"):
+        shutil.copytree(folder, tmp_path / "all" / name)
+    with pytest.raises(InputError) as refused:
+        read_adapter(tmp_path / "all", CONFIG)
+    several = f"{tmp_path / 'all'}: has several adapters; name one in it: law, medicine"
+    assert str(refused.value) == several

@@ -136,6 +136,8 @@ def test_commands_add_and_merge_the_adapter(folders, run):
         found = "other: the factors of decoder.layers.0.feed_forward.inner are [(3, 8), (10, 3)]"
         assert found in line
         assert not Path("no").exists()
+    line = refused("translate", "one")
+    assert "one: is an adapter; name its model, and this folder by --adapter or adapter=" in line
 
 
 @pytest.mark.exhaustive
