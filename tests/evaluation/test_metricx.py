@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from jax_transformer import InputError
 from jax_transformer.commands import main as cli
@@ -112,3 +113,13 @@ def test_the_command_prints_the_mean(folder, tmp_path, capsys):
     assert [each.partition(" =")[0] for each in others] == ["BLEU", "chrF2", "exact match"]
     cli.main(["evaluate", str(files["out"]), *options])
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_score_that_is_not_finite_is_refused_by_its_line(folder, tmp_path):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"][SCORE_ID] = 3e38
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    judge = load_metricx(tmp_path, 23, folder / "tokenizer")
+    with pytest.raises(InputError, match=r"the score of line 1 is -?(inf|nan); its weights are"):
+        judge(inputs(23, TRANSLATIONS, REFERENCES, []))
