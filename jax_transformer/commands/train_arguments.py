@@ -25,7 +25,7 @@ from jax_transformer.runs.model_settings import (
     undecided_fields,
 )
 from jax_transformer.storage.yaml_file import read_yaml
-from jax_transformer.training.config import ACTS_WITH, DEFAULTS, TrainingConfig
+from jax_transformer.training.config import TrainingConfig
 
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
 
@@ -69,18 +69,9 @@ class NamedSettings(NamedTuple):
         return self.replaced_in(task)
 
     def replaced_in(self, arguments: Arguments) -> Arguments:
-        """Return arguments with the named ones replaced.
-
-        What has no effect beside a named value returns to its default: the task chose it for its
-        own schedule or batches.
-        """
-        ours, named = vars(arguments.training), self.training
-        without_effect = {
-            name: DEFAULTS[name]
-            for name, (other, values) in ACTS_WITH.items()
-            if other in named and named[other] != ours[other] and named[other] not in values
-        }
-        training = dataclasses.replace(arguments.training, **without_effect | named)
+        """Return arguments with the named ones replaced; refuse a named one without effect."""
+        training = dataclasses.replace(arguments.training, **self.training)
+        training.check_acting(self.training)
         model = {**arguments.model, **self.model}
         return dataclasses.replace(arguments, **self.run, model=model, training=training)
 

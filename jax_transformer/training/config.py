@@ -1,6 +1,7 @@
 """How a model is trained: the settings of section 5."""
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import field
 from typing import Annotated, Literal, no_type_check
 
@@ -155,7 +156,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuse settings that cannot train."""
         check_fields(self)
-        self._check_that_all_act()
+        self.check_acting(["learning_rate"])
         if self.schedule == "cosine" and self.warmup_steps >= self.steps:
             raise InputError(
                 f"warmup_steps={self.warmup_steps} must be below steps={self.steps} for "
@@ -171,11 +172,11 @@ class TrainingConfig:
             length, most = self.pack_length, self.max_tokens
             raise InputError(f"pack_length={length} must be at most max_tokens={most}")
 
-    def _check_that_all_act(self) -> None:
-        """Refuse a setting that is not its default and has no effect beside another one."""
+    def check_acting(self, named: Collection[str]) -> None:
+        """Refuse a setting that was named, is not its default, and has no effect beside another."""
         for name, (other, values) in ACTS_WITH.items():
             chosen = getattr(self, other)
-            if getattr(self, name) == DEFAULTS[name] or chosen in values:
+            if name not in named or getattr(self, name) == DEFAULTS[name] or chosen in values:
                 continue
             fault = f"{name}={getattr(self, name)} has no effect with {other}={chosen!r}"
             remedy = f"leave it out, or set {other}={' or '.join(map(repr, values))}"

@@ -91,7 +91,7 @@ def test_a_setting_without_effect_is_refused_with_the_one_that_makes_it_act(name
     value = {"bucket_count": 3, "pack_length": 64}.get(name, 0.001)
     for chosen in kinds[other]:
         if chosen in values:
-            TrainingConfig(**{name: value, other: chosen})
+            TrainingConfig(**{name: value, other: chosen}).check_acting([name])
             continue
         with pytest.raises(InputError, match=f"^{name}={value} has no effect with {other}="):
-            TrainingConfig(**{name: value, other: chosen})
+            TrainingConfig(**{name: value, other: chosen}).check_acting([name])
