@@ -79,7 +79,8 @@ def likeliest(scores: Float[Array, "B V"]) -> Int32[Array, " B"]:
     count = scores.shape[1]
     width = min(BLOCK, count)
     whole = count - count % width  # ids in whole blocks; the last block is shorter
-    best = jnp.max(scores[:, :whole].reshape(len(scores), -1, width), axis=2)
+    blocks = scores[:, :whole].reshape(scores.shape[0], count // width, width)
+    best = jnp.max(blocks, axis=2)
     if whole < count:
         best = jnp.append(best, jnp.max(scores[:, whole:], axis=1, keepdims=True), axis=1)
     begins = jnp.minimum(jnp.argmax(best, axis=1) * width, count - width)
