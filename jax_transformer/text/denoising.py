@@ -24,6 +24,8 @@ SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" befo
 MOST_SENTINELS = 1000
 MOST_KEYS = 2**10  # whose random numbers are kept: a text is tried for several rows
 MASK = "<mask>"
+# Of fewer spans, the rule of T5 hides too often what ends the text: one span is always there.
+SPANS_OF_T5 = 10
 
 
 class SpecialIds(NamedTuple):
@@ -192,16 +194,20 @@ def noise_counts(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "_"], Int64[np.n
 
 
 def span_mask(length: int, count: int, spans: int, key: Key) -> Bool[np.ndarray, "length"]:
-    """Return which tokens are noise: `count` of them, in so many spans.
+    """Return which tokens are noise: `count` of them, in so many spans that do not touch.
 
-    The text begins with a token that is not noise, ends with noise, and no two spans touch. All
-    such masks are equally likely.
+    All such masks are equally likely. From `SPANS_OF_T5` spans on, it is the rule of T5: the text
+    begins with a token that is not noise and ends with noise.
     """
     random = _random(key, 1)
-    kept = _random_parts(length - count, spans, random)
-    noise = _random_parts(count, spans, random)
+    if spans < SPANS_OF_T5:  # there may be no token before the first span, or after the last
+        kept = _random_parts(length - count + 2, spans + 1, random)
+        kept[[0, -1]] -= 1
+    else:
+        kept = np.append(_random_parts(length - count, spans, random), 0)
+    noise = np.append(_random_parts(count, spans, random), 0)
     lengths = np.stack([kept, noise], axis=1).ravel()
-    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
 
 
 def corrupted(

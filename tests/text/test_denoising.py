@@ -148,13 +148,30 @@ def test_infilling_without_noise_permutes_whole_sentences():
     assert len(orders) > 10
 
 
-def test_every_mask_of_t5_is_equally_likely():
-    """4 of 12 tokens in 2 spans: 3 x 7 masks, by the parts of 4 and of 8 (chi-squared)."""
-    seen = Counter(span_mask(12, 4, 2, (1, key)).tobytes() for key in range(6_300))
-    assert len(seen) == math.comb(3, 1) * math.comb(7, 1)
-    expected = 6_300 / 21
-    statistic = sum((count - expected) ** 2 / expected for count in seen.values())
-    assert statistic < 45.3  # 20 degrees of freedom, p = 0.001
+@pytest.mark.parametrize(
+    ("length", "count", "spans", "masks", "bound"),
+    [
+        (8, 1, 1, 8, 24.3),  # a single span, anywhere
+        (30, 4, 1, 27, 54.0),
+        (12, 4, 2, math.comb(9, 2) * math.comb(3, 1), 157.9),
+        (22, 11, 10, math.comb(10, 9) ** 2, 148.2),  # from here on the rule of T5
+    ],
+)
+def test_every_mask_is_equally_likely(length, count, spans, masks, bound):
+    """Chi-squared: the bounds are those of p = 0.001, for one degree of freedom less."""
+    drawn = [span_mask(length, count, spans, (1, key)) for key in range(60 * masks)]
+    assert all(mask.sum() == count for mask in drawn)
+    seen = Counter(mask.tobytes() for mask in drawn)
+    assert len(seen) == masks
+    assert sum((times - 60) ** 2 / 60 for times in seen.values()) < bound
+
+
+def test_masks_of_the_lengths_of_t5_begin_with_text_and_end_with_noise():
+    for length in (193, 512, 568):
+        count, spans = noise_of(length, DENOISERS["span_corruption"])
+        masks = np.stack([span_mask(length, count, spans, (4, key)) for key in range(50)])
+        assert not masks[:, 0].any()
+        assert masks[:, -1].all()
 
 
 def test_the_counts_are_those_of_t5():
