@@ -6,7 +6,7 @@ that the plan of an epoch can cut a text where a row ends.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int64, Integer
 from jax_transformer.errors import InputError
 
 Ids = Integer[np.ndarray, "_"]
+Affixes = tuple[Sequence[int], Sequence[int]]
 Key = tuple[int, ...]
 Method = Literal["spans", "suffix", "infilling", "prefix_lm"]
 DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
@@ -32,7 +33,8 @@ class SpecialIds(NamedTuple):
     """Ids that an example has besides those of its text."""
 
     bos: int
-    eos: int
+    source: Affixes  # before and after the text of a source
+    target: Affixes  # the same of a target; BOS comes before them
     sentinels: tuple[int, ...] = ()  # in the order in which they replace spans
     mask: int | None = None
     sentence_ends: frozenset[int] = frozenset()  # tokens that end a sentence
@@ -100,9 +102,9 @@ class Objective(NamedTuple):
     """What makes examples of the texts of a corpus: a denoiser for each, drawn by its key."""
 
     denoisers: tuple[Denoiser, ...]
-    prefixes: tuple[tuple[int, ...], ...]  # ids before the source, for each denoiser
+    prefixes: tuple[tuple[int, ...], ...]  # ids that begin the text of the source, by denoiser
     special: SpecialIds
-    longest: int  # most tokens of a source or a target, EOS included
+    longest: int  # most tokens of a source or a target, with all special ids but BOS
     seed: int
 
     def only(self, number: int) -> "Objective":
@@ -117,30 +119,34 @@ class Objective(NamedTuple):
     def fit(self, length: int, free: tuple[int, int], key: Key) -> tuple[int, int, int]:
         """Return the longest beginning of a text of `length` tokens whose example fits into `free`.
 
-        `free`, and the last two of the result, are tokens of source and target with EOS. The result
-        is (0, 0, 0) where no two tokens fit.
+        `free`, and the last two of the result, are tokens of source and target with special ids.
+        The result is (0, 0, 0) where no two tokens fit.
         """
-        chosen = self.draw(key)
-        before, most = len(self.prefixes[chosen]), min(length, 2 * self.longest)
-        sources, targets = sizes(self.denoisers[chosen], most, key, len(self.special.sentinels))
-        source, target = min(free[0], self.longest) - before, min(free[1], self.longest)
+        chosen, special = self.draw(key), self.special
+        most = min(length, 2 * self.longest)
+        sources, targets = sizes(self.denoisers[chosen], most, key, len(special.sentinels))
+        before = sum(map(len, (self.prefixes[chosen], *special.source)))
+        around = sum(map(len, special.target))
+        source, target = min(free[0], self.longest) - before, min(free[1], self.longest) - around
         ends = sources.searchsorted(source, "right"), targets.searchsorted(target, "right")
         count = int(min(ends)) - 1
-        return (count, int(sources[count]) + before, int(targets[count])) if count > 1 else (0,) * 3
+        if count < 2:
+            return 0, 0, 0
+        return count, int(sources[count]) + before, int(targets[count]) + around
 
     def example(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """Return the source with EOS, and BOS with the target and EOS, of a text."""
+        """Return the source of a text, and BOS with its target, each with its special ids."""
         chosen, special = self.draw(key), self.special
         source, target = denoised(self.denoisers[chosen], ids, key, special)
-        before = np.array(self.prefixes[chosen], np.int64)
+        (before, after), (first, last) = special.source, special.target
         return (
-            np.concatenate([before, source, [special.eos]]),
-            np.concatenate([[special.bos], target, [special.eos]]),
+            _joined(before, self.prefixes[chosen], source, after),
+            _joined([special.bos], first, target, last),
         )
 
 
 def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tuple[Ids, Ids]:
-    """Return the source and the target of a text of at least two tokens, without EOS and prefix."""
+    """Return the source and the target of a text of at least two tokens, with nothing around."""
     if denoiser.method == "prefix_lm":
         begin = int(_prefix_lengths(np.array([len(ids)]), key)[0])
         return ids[:begin], ids[begin:]
@@ -158,7 +164,7 @@ def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tup
 def sizes(
     denoiser: Denoiser, most: int, key: Key, sentinels: int
 ) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:
-    """Return the sizes of source and target, EOS included, for texts of 0 to `most` tokens.
+    """Return the sizes of source and target, as of `denoised`, for texts of 0 to `most` tokens.
 
     They ascend. Those of fewer than two tokens mean nothing; a text with more spans than there are
     sentinels has no size below 2**40.
@@ -166,20 +172,25 @@ def sizes(
     lengths = np.arange(most + 1)
     if denoiser.method == "prefix_lm":
         begins = _prefix_lengths(lengths, key)
-        return begins + 1, lengths - begins + 1
+        return begins, lengths - begins
     counts, spans = (column[: most + 1] for column in noise_counts(denoiser))
     if denoiser.method == "infilling":
         ends = np.cumsum(_span_lengths(denoiser, int(counts[-1]), key))
         spans = np.minimum(np.searchsorted(ends, counts) + 1, lengths - counts + 1)
-        return lengths - counts + spans + 1, lengths + 1
+        return lengths - counts + spans, lengths
     beyond = np.where(spans > sentinels, 2**40, 0)
-    return lengths - counts + spans + 1 + beyond, counts + spans + 1 + beyond
+    return lengths - counts + spans + beyond, counts + spans + beyond
 
 
 def noise_of(length: int, denoiser: Denoiser) -> tuple[int, int]:
     """Return how many tokens of a text are noise, and in how many spans."""
     counts, spans = noise_counts(denoiser)
     return int(counts[length]), int(spans[length])
+
+
+def sentinels_of(length: int, denoiser: Denoiser) -> int:
+    """Return how many sentinels the example of a text has."""
+    return noise_of(length, denoiser)[1] if denoiser.method in ("spans", "suffix") else 0
 
 
 @functools.lru_cache(maxsize=32)
@@ -250,6 +261,10 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
         parts += [ids[end:begin], [special.mask]]
         end = begin + length
     return np.concatenate([*parts, ids[end:]]).astype(np.int64)
+
+
+def _joined(*parts: Sequence[int] | Ids) -> Ids:
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def _span_lengths(denoiser: Denoiser, count: int, key: Key) -> Int64[np.ndarray, "spans"]:
