@@ -193,6 +193,39 @@ def test_examples_are_others_in_the_next_epoch_and_for_another_seed():
     assert not sources(0, 0) & sources(1, 0)
 
 
+@pytest.mark.parametrize(("shortest", "longest", "padding"), [(8, 40, 0.05), (100, 400, 0.08)])
+def test_rows_of_unlike_examples_are_full(shortest, longest, padding):
+    lengths = np.random.default_rng(0).integers(shortest, longest, 600 * 24 // longest)
+    texts = texts_of(lengths.tolist(), "ul2", longest=128)
+    plan = plan_epoch(texts, settings(pack_length=128), 0)
+    assert padding_share(texts, plan[:-1]) < padding
+
+
+def test_a_row_without_whole_texts_begins_with_the_first_one():
+    """So that none waits for the end of the epoch."""
+    made = objective_of()
+    rows = fill_rows([(Piece(i, 0, 0, 500, 500, 1), made) for i in range(9)], (128, 40))
+    first = [row[0].number for row in rows[:12]]
+    assert first == sorted(first)
+    assert {0, 1, 2} <= {*first}
+
+
+def test_an_objective_of_one_denoiser_has_its_mode_token():
+    texts = texts_of([30] * 4, "ul2").by_task()
+    for name, alone in texts.items():
+        (mode,) = [each.prefix for each in OBJECTIVES["ul2"] if each.name == name]
+        for source, _ in alone.read_pieces(plan_epoch(alone, settings(), 0)[0].pieces).sides():
+            assert source[: len(encoded(mode)[0])].tolist() == encoded(mode)[0]
+
+
+def test_sentences_end_with_a_full_stop_or_a_question_or_an_exclamation_mark():
+    lines = ["eins zwei. drei! vier? fünf, sechs: sieben"] * 9
+    tokenizer = train_unigram(lines, 40, special_tokens=MODE_TOKENS, byte_fallback=False)
+    ends = special_ids(tokenizer, "infilling", OBJECTIVES["infilling"]).sentence_ends
+    texts = [tokenizer.source.segmenter.token(number) for number in ends]
+    assert {text[-1] for text in texts} == {".", "!", "?"}
+
+
 @pytest.mark.parametrize("objective", tiered(OBJECTIVES, [], ["infilling", "ul2"]))
 def test_rows_are_98_percent_full(objective):
     """Rows of 512 tokens: of long documents, of short ones, and of all lengths."""
