@@ -203,11 +203,11 @@ def test_rows_of_unlike_examples_are_full(shortest, longest, padding):
 
 def test_a_row_without_whole_texts_begins_with_the_first_one():
     """So that none waits for the end of the epoch."""
-    made = objective_of()
-    rows = fill_rows([(Piece(i, 0, 0, 500, 500, 1), made) for i in range(9)], (128, 40))
+    made = objective_of("prefix_lm")
+    rows = fill_rows([(Piece(i, 0, 0, 500, 500, 1), made) for i in range(9)], (128, 128))
     first = [row[0].number for row in rows[:12]]
     assert first == sorted(first)
-    assert {0, 1, 2} <= {*first}
+    assert len({*first}) > 2
 
 
 def test_an_objective_of_one_denoiser_has_its_mode_token():
