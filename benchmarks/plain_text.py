@@ -122,7 +122,7 @@ def main(arguments: Arguments) -> None:
         corpora = {"translation": encode_text(Text(sources, targets), tokenizer, length)}
         for name, denoisers in OBJECTIVES.items():
             prefixes = tokenizer.encode_text([denoiser.prefix for denoiser in denoisers])
-            special = special_ids(tokenizer, name, "tokenizer")
+            special = special_ids(tokenizer, name, denoisers)
             objective = Objective(denoisers, tuple(map(tuple, prefixes)), special, length, 0)
             plain = encode_text(Text(sources + targets), tokenizer, length)
             corpora[name] = plain.with_objective(objective)

@@ -229,11 +229,12 @@ def _objective(arguments: Arguments, tokenizer: Tokenizer, prefix: str) -> Objec
     """Return what makes the examples of a plain text."""
     if tokenizer.kind == "separate":
         raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
-    special = special_ids(tokenizer, arguments.objective, "tokenizer")
-    texts = [prefix + denoiser.prefix for denoiser in arguments.denoisers()]
+    denoisers = arguments.denoisers()
+    special = special_ids(tokenizer, arguments.objective, denoisers)
+    texts = [prefix + denoiser.prefix for denoiser in denoisers]
     prefixes = tuple(map(tuple, tokenizer.encode_text(texts)))
     longest = min(arguments.filters.max_length, LONGEST_TEXT)
-    return Objective(arguments.denoisers(), prefixes, special, longest, arguments.training.seed)
+    return Objective(denoisers, prefixes, special, longest, arguments.training.seed)
 
 
 def _validation_corpora(

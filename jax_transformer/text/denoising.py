@@ -6,7 +6,7 @@ that the plan of an epoch can cut a text where a row ends.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int64, Integer
 from jax_transformer.errors import InputError
 
 Ids = Integer[np.ndarray, "_"]
+Affixes = tuple[Sequence[int], Sequence[int]]
 Key = tuple[int, ...]
 Method = Literal["spans", "suffix", "infilling", "prefix_lm"]
 DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
@@ -24,13 +25,16 @@ SENTINEL = "<extra_id_{}>"  # by its number from 0, as in T5; mT5 has "▁" befo
 MOST_SENTINELS = 1000
 MOST_KEYS = 2**10  # whose random numbers are kept: a text is tried for several rows
 MASK = "<mask>"
+# Of fewer spans, the rule of T5 hides too often what ends the text: one span is always there.
+SPANS_OF_T5 = 10
 
 
 class SpecialIds(NamedTuple):
     """Ids that an example has besides those of its text."""
 
     bos: int
-    eos: int
+    source: Affixes  # before and after the text of a source
+    target: Affixes  # the same of a target; BOS comes before them
     sentinels: tuple[int, ...] = ()  # in the order in which they replace spans
     mask: int | None = None
     sentence_ends: frozenset[int] = frozenset()  # tokens that end a sentence
@@ -98,9 +102,9 @@ class Objective(NamedTuple):
     """What makes examples of the texts of a corpus: a denoiser for each, drawn by its key."""
 
     denoisers: tuple[Denoiser, ...]
-    prefixes: tuple[tuple[int, ...], ...]  # ids before the source, for each denoiser
+    prefixes: tuple[tuple[int, ...], ...]  # ids that begin the text of the source, by denoiser
     special: SpecialIds
-    longest: int  # most tokens of a source or a target, EOS included
+    longest: int  # most tokens of a source or a target, with all special ids but BOS
     seed: int
 
     def only(self, number: int) -> "Objective":
@@ -115,30 +119,34 @@ class Objective(NamedTuple):
     def fit(self, length: int, free: tuple[int, int], key: Key) -> tuple[int, int, int]:
         """Return the longest beginning of a text of `length` tokens whose example fits into `free`.
 
-        `free`, and the last two of the result, are tokens of source and target with EOS. The result
-        is (0, 0, 0) where no two tokens fit.
+        `free`, and the last two of the result, are tokens of source and target with special ids.
+        The result is (0, 0, 0) where no two tokens fit.
         """
-        chosen = self.draw(key)
-        before, most = len(self.prefixes[chosen]), min(length, 2 * self.longest)
-        sources, targets = sizes(self.denoisers[chosen], most, key, len(self.special.sentinels))
-        source, target = min(free[0], self.longest) - before, min(free[1], self.longest)
+        chosen, special = self.draw(key), self.special
+        most = min(length, 2 * self.longest)
+        sources, targets = sizes(self.denoisers[chosen], most, key, len(special.sentinels))
+        before = sum(map(len, (self.prefixes[chosen], *special.source)))
+        around = sum(map(len, special.target))
+        source, target = min(free[0], self.longest) - before, min(free[1], self.longest) - around
         ends = sources.searchsorted(source, "right"), targets.searchsorted(target, "right")
         count = int(min(ends)) - 1
-        return (count, int(sources[count]) + before, int(targets[count])) if count > 1 else (0,) * 3
+        if count < 2:
+            return 0, 0, 0
+        return count, int(sources[count]) + before, int(targets[count]) + around
 
     def example(self, ids: Ids, key: Key) -> tuple[Ids, Ids]:
-        """Return the source with EOS, and BOS with the target and EOS, of a text."""
+        """Return the source of a text, and BOS with its target, each with its special ids."""
         chosen, special = self.draw(key), self.special
         source, target = denoised(self.denoisers[chosen], ids, key, special)
-        before = np.array(self.prefixes[chosen], np.int64)
+        (before, after), (first, last) = special.source, special.target
         return (
-            np.concatenate([before, source, [special.eos]]),
-            np.concatenate([[special.bos], target, [special.eos]]),
+            _joined(before, self.prefixes[chosen], source, after),
+            _joined([special.bos], first, target, last),
         )
 
 
 def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tuple[Ids, Ids]:
-    """Return the source and the target of a text of at least two tokens, without EOS and prefix."""
+    """Return the source and the target of a text of at least two tokens, with nothing around."""
     if denoiser.method == "prefix_lm":
         begin = int(_prefix_lengths(np.array([len(ids)]), key)[0])
         return ids[:begin], ids[begin:]
@@ -156,7 +164,7 @@ def denoised(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> tup
 def sizes(
     denoiser: Denoiser, most: int, key: Key, sentinels: int
 ) -> tuple[Int64[np.ndarray, "lengths"], Int64[np.ndarray, "lengths"]]:
-    """Return the sizes of source and target, EOS included, for texts of 0 to `most` tokens.
+    """Return the sizes of source and target, as of `denoised`, for texts of 0 to `most` tokens.
 
     They ascend. Those of fewer than two tokens mean nothing; a text with more spans than there are
     sentinels has no size below 2**40.
@@ -164,20 +172,25 @@ def sizes(
     lengths = np.arange(most + 1)
     if denoiser.method == "prefix_lm":
         begins = _prefix_lengths(lengths, key)
-        return begins + 1, lengths - begins + 1
+        return begins, lengths - begins
     counts, spans = (column[: most + 1] for column in noise_counts(denoiser))
     if denoiser.method == "infilling":
         ends = np.cumsum(_span_lengths(denoiser, int(counts[-1]), key))
         spans = np.minimum(np.searchsorted(ends, counts) + 1, lengths - counts + 1)
-        return lengths - counts + spans + 1, lengths + 1
+        return lengths - counts + spans, lengths
     beyond = np.where(spans > sentinels, 2**40, 0)
-    return lengths - counts + spans + 1 + beyond, counts + spans + 1 + beyond
+    return lengths - counts + spans + beyond, counts + spans + beyond
 
 
 def noise_of(length: int, denoiser: Denoiser) -> tuple[int, int]:
     """Return how many tokens of a text are noise, and in how many spans."""
     counts, spans = noise_counts(denoiser)
     return int(counts[length]), int(spans[length])
+
+
+def sentinels_of(length: int, denoiser: Denoiser) -> int:
+    """Return how many sentinels the example of a text has."""
+    return noise_of(length, denoiser)[1] if denoiser.method in ("spans", "suffix") else 0
 
 
 @functools.lru_cache(maxsize=32)
@@ -192,16 +205,20 @@ def noise_counts(denoiser: Denoiser) -> tuple[Int64[np.ndarray, "_"], Int64[np.n
 
 
 def span_mask(length: int, count: int, spans: int, key: Key) -> Bool[np.ndarray, "length"]:
-    """Return which tokens are noise: `count` of them, in so many spans.
+    """Return which tokens are noise: `count` of them, in so many spans that do not touch.
 
-    The text begins with a token that is not noise, ends with noise, and no two spans touch. All
-    such masks are equally likely.
+    All such masks are equally likely. From `SPANS_OF_T5` spans on, it is the rule of T5: the text
+    begins with a token that is not noise and ends with noise.
     """
     random = _random(key, 1)
-    kept = _random_parts(length - count, spans, random)
-    noise = _random_parts(count, spans, random)
+    if spans < SPANS_OF_T5:  # there may be no token before the first span, or after the last
+        kept = _random_parts(length - count + 2, spans + 1, random)
+        kept[[0, -1]] -= 1
+    else:
+        kept = np.append(_random_parts(length - count, spans, random), 0)
+    noise = np.append(_random_parts(count, spans, random), 0)
     lengths = np.stack([kept, noise], axis=1).ravel()
-    return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
 
 
 def corrupted(
@@ -244,6 +261,10 @@ def infilled(denoiser: Denoiser, ids: Ids, key: Key, special: SpecialIds) -> Ids
         parts += [ids[end:begin], [special.mask]]
         end = begin + length
     return np.concatenate([*parts, ids[end:]]).astype(np.int64)
+
+
+def _joined(*parts: Sequence[int] | Ids) -> Ids:
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def _span_lengths(denoiser: Denoiser, count: int, key: Key) -> Int64[np.ndarray, "spans"]:

@@ -15,11 +15,15 @@ from jax_transformer.text.denoising import (
     MASK,
     MOST_SENTINELS,
     SENTINEL,
+    Denoiser,
     DenoisingObjective,
     SpecialIds,
+    sentinels_of,
 )
 from jax_transformer.text.parallel_text import Documents, Text
+from jax_transformer.text.pieces import FEWEST
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
+from jax_transformer.tokenizers.readers.library import BYTES
 
 CHUNK = 1024  # lines that a tokenizer encodes at a time, whose results take much memory
 SENTENCE_ENDS = (".", "!", "?")
@@ -149,21 +153,32 @@ def encode_text(
     return Corpus([part], tokenizer.src_vocab_size, tokenizer.tgt_vocab_size, tokenizer.pad_id)
 
 
-def special_ids(tokenizer: Tokenizer, objective: DenoisingObjective, name: str) -> SpecialIds:
-    """Return the ids that an objective needs; refuse a tokenizer without them, called `name`."""
+def special_ids(
+    tokenizer: Tokenizer, objective: DenoisingObjective, denoisers: Sequence[Denoiser]
+) -> SpecialIds:
+    """Return the ids that an objective of these denoisers needs; refuse a tokenizer without them.
+
+    The ids around a text are those around the sides of a pair.
+    """
     sentinels, mask = reserved_ids(tokenizer)
-    ends = frozenset()
-    needs_mask = objective == "infilling"
-    if (mask is None) if needs_mask else not (sentinels or objective == "prefix_lm"):
-        token = MASK if needs_mask else SENTINEL.format(0)
+    if tokenizer.kind == BYTES:  # Xue et al. 2022, section 3.1: the last 100 bytes, also in texts
+        sentinels = tuple(range(258, 158, -1))
+    # A text that is shorter than two pieces cannot be cut.
+    needed = max(sentinels_of(2 * FEWEST - 1, denoiser) for denoiser in denoisers)
+    needs_mask, ends = objective == "infilling", frozenset()
+    lacks = f"sentinels up to {SENTINEL.format(needed - 1)}, and the tokenizer has {len(sentinels)}"
+    if needs_mask:
+        lacks = f"the token {MASK}, which the tokenizer lacks"
+    if (mask is None) if needs_mask else len(sentinels) < needed:
         raise InputError(
-            f"{name}: objective={objective!r} needs the token {token}, which the tokenizer lacks; "
-            "train one with --sentinels 100, or take that of a model which was trained so"
+            f"objective={objective!r} needs {lacks}; train one with --sentinels 100, or take that "
+            "of a model which was trained so"
         )
     if needs_mask:
         texts = map(tokenizer.source.segmenter.token, range(tokenizer.src_vocab_size))
         ends = frozenset(i for i, text in enumerate(texts) if (text or "").endswith(SENTENCE_ENDS))
-    return SpecialIds(tokenizer.bos_id, tokenizer.eos_id, sentinels, mask, ends)
+    source, target = tokenizer.affixes("source"), tokenizer.affixes("target")
+    return SpecialIds(tokenizer.bos_id, source, target, sentinels, mask, ends)
 
 
 def reserved_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], int | None]:

@@ -145,7 +145,7 @@ def _part_that_fits(
     if piece.source <= free[0] and piece.target <= free[1]:
         return piece
     length, key = piece.end - piece.begin, piece.key(objective.seed)
-    if sum(free) < FEWEST + 2:  # each token is in one side at least, and EOS in both
+    if sum(free) < FEWEST + 1:  # each token is in one side at least, and EOS in the target
         return None
     count, source, target = objective.fit(length, free, key)
     if 0 < length - count < FEWEST:  # the rest would be too short

@@ -122,7 +122,7 @@ def plain_task(
     config = model_config(undecided_fields(config.to_dict()), tokenizer)
     chosen = OBJECTIVES[settings.objective]
     prefixes = tuple(map(tuple, tokenizer.encode_text([each.prefix for each in chosen])))
-    special_tokens = special_ids(tokenizer, settings.objective, "tokenizer")
+    special_tokens = special_ids(tokenizer, settings.objective, chosen)
     longest = config.max_length
     objective = Objective(chosen, prefixes, special_tokens, longest, settings.seed)
     encoded = (encode_text(Text(lines), tokenizer, longest) for lines in texts)

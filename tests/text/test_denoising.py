@@ -35,7 +35,7 @@ from jax_transformer.text.denoising import (
 from tests.tiers import tiered
 
 SENTINELS = tuple(range(32_099, 31_999, -1))
-SPECIAL = SpecialIds(0, 1, SENTINELS, 2, frozenset({7, 11}))
+SPECIAL = SpecialIds(0, ((5, 6), (1,)), ((8,), (1, 9)), SENTINELS, 2, frozenset({7, 11}))
 DENOISERS = {each.name: each for group in OBJECTIVES.values() for each in group}
 GOLDEN = json.loads((Path(__file__).parent / "t5_collator.json").read_text())
 
@@ -120,7 +120,7 @@ def check_round_trip(denoiser, ids, key):
     else:
         assert restored(source, target) == ids.tolist()
     most = sizes(denoiser, len(ids) + 40, key, len(SENTINELS))
-    assert [side[len(ids)] for side in most] == [len(source) + 1, len(target) + 1]
+    assert [side[len(ids)] for side in most] == [len(source), len(target)]
     assert all((np.diff(side) >= 0).all() for side in most)
 
 
@@ -133,35 +133,119 @@ def test_10_000_documents_come_back(name):
             check_round_trip(DENOISERS[name], random.integers(3, 31_000, length), (0, number))
 
 
-def test_infilling_without_noise_permutes_whole_sentences():
-    """Sentences end with 7 or 11; only the masks and the order differ from the text."""
-    ids = np.array([20, 21, 7, 30, 11, 40, 41, 42, 7, 50])
+def test_infilling_with_one_hidden_token_permutes_whole_sentences():
+    """Sentences end with 7 or 11, which go with them; the last one needs no end."""
+    sentences = [20, 21, 7], [30, 11], [40, 41, 42, 7], [50]
     lone = Denoiser("lone", "infilling", 0.0, 1.0)
-    orders = set()
+    orders = [[*itertools.chain(*order)] for order in itertools.permutations(sentences)]
+    without_one = {(*order[:i], *order[i + 1 :]) for order in orders for i in range(10)}
+    seen = set()
     for key in range(60):
-        source, _ = denoised(lone, ids, (key,), SPECIAL)
+        source, _ = denoised(lone, np.array(orders[0]), (key,), SPECIAL)
         kept = source[source != SPECIAL.mask].tolist()
-        orders.add(tuple(token for token in kept if token in (20, 30, 40, 50)))
-        for sentence in ([20, 21, 7], [30, 11], [40, 41, 42, 7]):
-            present = [token for token in kept if token in sentence and token not in (7, 11)]
-            assert present == [token for token in sentence if token in present]
-    assert len(orders) > 10
+        assert tuple(kept) in without_one
+        seen.add(tuple(token for token in kept if token in (20, 30, 40, 50)))
+    assert len(seen) > 10
 
 
-def test_every_mask_of_t5_is_equally_likely():
-    """4 of 12 tokens in 2 spans: 3 x 7 masks, by the parts of 4 and of 8 (chi-squared)."""
-    seen = Counter(span_mask(12, 4, 2, (1, key)).tobytes() for key in range(6_300))
-    assert len(seen) == math.comb(3, 1) * math.comb(7, 1)
-    expected = 6_300 / 21
-    statistic = sum((count - expected) ** 2 / expected for count in seen.values())
-    assert statistic < 45.3  # 20 degrees of freedom, p = 0.001
+@pytest.mark.parametrize(
+    ("length", "count", "spans", "masks", "bound"),
+    [
+        (8, 1, 1, 8, 24.3),  # a single span, anywhere
+        (30, 4, 1, 27, 54.0),
+        (12, 4, 2, math.comb(9, 2) * math.comb(3, 1), 157.9),
+        (22, 11, 10, math.comb(10, 9) ** 2, 148.2),  # from here on the rule of T5
+    ],
+)
+def test_every_mask_is_equally_likely(length, count, spans, masks, bound):
+    """Chi-squared: the bounds are those of p = 0.001, for one degree of freedom less."""
+    drawn = [span_mask(length, count, spans, (1, key)) for key in range(60 * masks)]
+    assert all(mask.sum() == count for mask in drawn)
+    seen = Counter(mask.tobytes() for mask in drawn)
+    assert len(seen) == masks
+    assert sum((times - 60) ** 2 / 60 for times in seen.values()) < bound
 
 
-def test_the_counts_are_those_of_t5():
-    t5 = DENOISERS["span_corruption"]
-    rows = {2: (1, 1), 7: (1, 1), 10: (2, 1), 100: (15, 5), 512: (77, 26), 568: (85, 28)}
-    assert {length: noise_of(length, t5) for length in rows} == rows
-    assert [side[568] for side in sizes(t5, 568, (0,), 100)] == [512, 114]
+def test_masks_of_the_lengths_of_t5_begin_with_text_and_end_with_noise():
+    for length in (193, 512, 568):
+        count, spans = noise_of(length, DENOISERS["span_corruption"])
+        masks = np.stack([span_mask(length, count, spans, (4, key)) for key in range(50)])
+        assert not masks[:, 0].any()
+        assert masks[:, -1].all()
+
+
+def test_the_denoisers_are_those_of_the_papers():
+    """Raffel et al. 2020, section 3.1.4; Tay et al. 2023, table 1; Lewis et al. 2020, section 2.2.
+
+    The mode tokens are those of the published UL2: [NLU] for R, [S2S] for S, [NLG] for X.
+    """
+    assert [tuple(each) for group in OBJECTIVES.values() for each in group] == [
+        ("span_corruption", "spans", 0.15, 3, ""),
+        ("r_0.15_3", "spans", 0.15, 3, "[NLU]"),
+        ("r_0.15_8", "spans", 0.15, 8, "[NLU]"),
+        ("s_0.25", "suffix", 0.25, 1, "[S2S]"),
+        ("x_0.5_3", "spans", 0.5, 3, "[NLG]"),
+        ("x_0.5_8", "spans", 0.5, 8, "[NLG]"),
+        ("x_0.15_64", "spans", 0.15, 64, "[NLG]"),
+        ("x_0.5_64", "spans", 0.5, 64, "[NLG]"),
+        ("infilling", "infilling", 0.3, 3, ""),
+        ("prefix_lm", "prefix_lm", 0, 1, ""),
+    ]
+
+
+T5_COUNTS = {2: (1, 1), 7: (1, 1), 10: (2, 1), 100: (15, 5), 512: (77, 26), 568: (85, 28)}
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "rows"),
+    [
+        (DENOISERS["span_corruption"], T5_COUNTS),
+        (DENOISERS["s_0.25"], {2: (1, 1), 7: (2, 1), 100: (25, 1)}),
+        # Spans are counted by what is hidden or by what is kept, whichever is less.
+        (DENOISERS["x_0.5_3"], {15: (8, 2), 100: (50, 17)}),
+        (Denoiser("dense", "spans", 0.8, 3.0), {30: (24, 2), 100: (80, 7)}),
+    ],
+)
+def test_the_counts_are_those_of_t5(denoiser, rows):
+    assert {length: noise_of(length, denoiser) for length in rows} == rows
+
+
+def test_the_sizes_are_those_of_t5():
+    """568 tokens become 512 and 114, each with EOS."""
+    sides = sizes(DENOISERS["span_corruption"], 568, (0,), 100)
+    assert [side[568] for side in sides] == [511, 113]
+
+
+def test_the_s_denoiser_hides_the_end():
+    source, target = denoised(DENOISERS["s_0.25"], np.arange(100, 120), (1,), SPECIAL)
+    assert source.tolist() == [*range(100, 115), SENTINELS[0]]
+    assert target.tolist() == [SENTINELS[0], *range(115, 120)]
+
+
+def test_prefixes_of_every_length_are_equally_likely():
+    """Of 11 tokens 1 to 10 (chi-squared: 9 degrees of freedom, p = 0.001)."""
+    lone, ids = DENOISERS["prefix_lm"], np.arange(11)
+    seen = Counter(len(denoised(lone, ids, (6, key), SPECIAL)[0]) for key in range(2_000))
+    assert sorted(seen) == [*range(1, 11)]
+    assert sum((times - 200) ** 2 / 200 for times in seen.values()) < 27.9
+
+
+def infilled_spans(length, key):
+    """Return the places before which spans begin and end, of a text without ends of sentences."""
+    source, _ = denoised(DENOISERS["infilling"], np.arange(100, 100 + length), (7, key), SPECIAL)
+    around = np.concatenate([[99], source, [100 + length]]) - 100
+    places = np.flatnonzero(around == SPECIAL.mask - 100)
+    return list(zip(around[places - 1] + 1, around[places + 1], strict=True))
+
+
+def test_spans_of_infilling_lie_anywhere_whatever_their_length():
+    """Of 20 tokens 6 are hidden: by the place of each, and the lengths of first and last spans."""
+    drawn = [infilled_spans(20, key) for key in range(4_000)]
+    hidden = Counter(place for spans in drawn for span in spans for place in range(*span))
+    assert all(0.1 < hidden[place] / 4_000 < 0.45 for place in range(20))
+    assert abs(np.average([*hidden], weights=[*hidden.values()]) - 9.5) < 0.2
+    first, last = (np.array([np.diff(spans[i])[0] for spans in drawn]) for i in (0, -1))
+    assert abs(np.mean(first - last)) < 0.14  # 4 standard errors
 
 
 def test_spans_of_infilling_have_the_lengths_of_poisson():
@@ -169,7 +253,7 @@ def test_spans_of_infilling_have_the_lengths_of_poisson():
     denoiser, lengths = DENOISERS["infilling"], Counter()
     for key in range(40):
         ids = np.arange(1_000, 3_000)
-        source, _ = denoised(denoiser, ids, (5, key), SpecialIds(0, 1, mask=2))
+        source, _ = denoised(denoiser, ids, (5, key), SPECIAL)
         ends = np.flatnonzero(source == 2)
         for end in ends:
             before = source[end - 1] if end else 999
@@ -198,6 +282,8 @@ def test_an_example_fits_and_the_next_token_would_not(objective):
         room = [min(side, 60) for side in free]
         if count:
             sides = made.example(ids[:count], (key,))
+            assert sides[0][[0, 1, 2, 3, -1]].tolist() == [5, 6, 3, 4, 1]
+            assert sides[1][[0, 1, -2, -1]].tolist() == [0, 8, 1, 9]
             assert [len(side) for side in sides] == [source, target + 1]
             assert source <= room[0]
             assert target <= room[1]

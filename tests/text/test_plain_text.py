@@ -18,6 +18,7 @@ from jax_transformer.text.denoising import (
     OBJECTIVES,
     SENTINEL,
     Objective,
+    denoisers,
 )
 from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
@@ -25,9 +26,8 @@ from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
 from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window, take_rows
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
-from jax_transformer.tokenizers import train_byte_pair, train_unigram
+from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
-from tests.text.texts import TOKENIZER as PLAIN_TOKENIZER
 from tests.text.texts import WORDS, corpus, corpus_of, lines, sides, write
 from tests.tiers import tiered
 
@@ -58,7 +58,7 @@ def encoded(*texts):
 def objective_of(name="span_corruption", longest=128, seed=0):
     chosen = OBJECTIVES[name]
     prefixes = tuple(tuple(ids) for ids in TOKENIZER.encode_text([d.prefix for d in chosen]))
-    return Objective(chosen, prefixes, special_ids(TOKENIZER, name, "x"), longest, seed)
+    return Objective(chosen, prefixes, special_ids(TOKENIZER, name, chosen), longest, seed)
 
 
 def texts_of(lengths, name="span_corruption", **options):
@@ -115,11 +115,32 @@ def test_a_document_that_spells_a_sentinel_is_a_bad_line(tmp_path):
     assert len(skipping) == 1
 
 
-def test_a_tokenizer_without_sentinels_is_refused():
-    with pytest.raises(InputError, match=r"needs the token <extra_id_0>.*--sentinels 100"):
-        special_ids(PLAIN_TOKENIZER, "span_corruption", "tokenizer")
-    with pytest.raises(InputError, match="needs the token <mask>"):
-        special_ids(train_byte_pair(WORDS, 60), "infilling", "tokenizer")
+@pytest.mark.parametrize(
+    ("name", "noise", "sentinels", "refused"),
+    [
+        ("span_corruption", (None, None), 0, "up to <extra_id_0>, and the tokenizer has 0; train"),
+        ("ul2", (None, None), 1, "up to <extra_id_1>, and the tokenizer has 1; train one with --s"),
+        ("span_corruption", (0.5, 1.0), 6, "up to <extra_id_6>, and the tokenizer has 6; train"),
+        ("infilling", (None, None), 100, "the token <mask>, which the tokenizer lacks; train one"),
+    ],
+)
+def test_a_tokenizer_without_the_tokens_of_an_objective_is_refused(name, noise, sentinels, refused):
+    """With one sentinel more, every short text has an example."""
+    chosen = denoisers(name, *noise)
+
+    def ids_of_few(count):
+        tokens = [*SENTINELS[:count], *MODE_TOKENS[name == "infilling" :]]
+        tokenizer = train_unigram(
+            [" ".join(WORDS)] * 9, 120 + count, special_tokens=tokens, byte_fallback=False
+        )
+        return special_ids(tokenizer, name, chosen)
+
+    with pytest.raises(InputError, match=f"objective='{name}' needs .*{refused}"):
+        ids_of_few(sentinels)
+    if name != "infilling":
+        enough = Objective(chosen, ((),) * len(chosen), ids_of_few(sentinels + 1), 128, 0)
+        texts = [(Piece(i, 0, 0, 2 + i % 40, 2 + i % 40, 1), enough) for i in range(400)]
+        assert len([*itertools.chain(*fill_rows(texts, (128, 128)))]) >= 400
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -170,6 +191,39 @@ def test_examples_are_others_in_the_next_epoch_and_for_another_seed():
     assert sources(0, 0) == sources(0, 0)
     assert not sources(0, 0) & sources(0, 1)
     assert not sources(0, 0) & sources(1, 0)
+
+
+@pytest.mark.parametrize(("shortest", "longest", "padding"), [(8, 40, 0.05), (100, 400, 0.08)])
+def test_rows_of_unlike_examples_are_full(shortest, longest, padding):
+    lengths = np.random.default_rng(0).integers(shortest, longest, 600 * 24 // longest)
+    texts = texts_of(lengths.tolist(), "ul2", longest=128)
+    plan = plan_epoch(texts, settings(pack_length=128), 0)
+    assert padding_share(texts, plan[:-1]) < padding
+
+
+def test_a_row_without_whole_texts_begins_with_the_first_one():
+    """So that none waits for the end of the epoch."""
+    made = objective_of("prefix_lm")
+    rows = fill_rows([(Piece(i, 0, 0, 500, 500, 1), made) for i in range(9)], (128, 128))
+    first = [row[0].number for row in rows[:12]]
+    assert first == sorted(first)
+    assert len({*first}) > 2
+
+
+def test_an_objective_of_one_denoiser_has_its_mode_token():
+    texts = texts_of([30] * 4, "ul2").by_task()
+    for name, alone in texts.items():
+        (mode,) = [each.prefix for each in OBJECTIVES["ul2"] if each.name == name]
+        for source, _ in alone.read_pieces(plan_epoch(alone, settings(), 0)[0].pieces).sides():
+            assert source[: len(encoded(mode)[0])].tolist() == encoded(mode)[0]
+
+
+def test_sentences_end_with_a_full_stop_or_a_question_or_an_exclamation_mark():
+    lines = ["eins zwei. drei! vier? fünf, sechs: sieben"] * 9
+    tokenizer = train_unigram(lines, 40, special_tokens=MODE_TOKENS, byte_fallback=False)
+    ends = special_ids(tokenizer, "infilling", OBJECTIVES["infilling"]).sentence_ends
+    texts = [tokenizer.source.segmenter.token(number) for number in ends]
+    assert {text[-1] for text in texts} == {".", "!", "?"}
 
 
 @pytest.mark.parametrize("objective", tiered(OBJECTIVES, [], ["infilling", "ul2"]))

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from jax_transformer.convert.families import get_family
 from jax_transformer.convert.languages import generating, language_files
 from jax_transformer.errors import InputError
 from jax_transformer.text.batches import make_batch
-from jax_transformer.text.encoding import encode_text
+from jax_transformer.text.denoising import OBJECTIVES, Objective
+from jax_transformer.text.encoding import encode_documents, encode_text, special_ids
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Languages, LineError, describe, from_description
@@ -86,6 +88,9 @@ QUICK = (
     *("marian with two vocabularies", "marian that cleans up"),
 )
 PLAIN = [name for name in FOLDERS if name != "marian that cleans up"]  # without added tokens
+SURROUNDED = ["bart without tokenizer.json", "mbart", "nllb with legacy behaviour", "m2m100"]
+SURROUNDED += ["mbart-50 without tokenizer.json", "nllb", "blenderbot", "bytes, as byt5", "gemma"]
+SURROUNDED += ["the general class with BOS", "t5", "word pieces, as bart-base-chinese"]
 WITH_LANGUAGES = [name for name, row in FOLDERS.items() if row[5:]]
 
 
@@ -560,3 +565,34 @@ def test_damaged_settings_of_splitting_are_refused(folder_of, damage):
     own, _ = folder_of("bytes with few sentinels").read()
     with pytest.raises(InputError, match=r"^x: is damaged"):
         from_description(describe(own) | {"rule": "byte_level", "options": {}}, {}, "x")
+
+
+@pytest.mark.parametrize("kind", tiered(SURROUNDED, SURROUNDED[:4]))
+def test_examples_of_an_objective_have_the_ids_around_them_that_pairs_have(kind, folder_of):
+    folder = folder_of(kind)
+    own, _ = folder.read(folder.codes[:2])
+    chosen = OBJECTIVES["prefix_lm"]
+    objective = Objective(chosen, ((),), special_ids(own, "prefix_lm", chosen), 64, 0)
+    (before, after), (first, last) = own.affixes("source"), own.affixes("target")
+    for key, (line, ids) in enumerate(zip(LINES, own.encode_text(LINES), strict=True)):
+        source, target = (side.tolist() for side in objective.example(np.array(ids), (key,)))
+        begin = len(source) - len(before) - len(after)
+        assert source == [*before, *ids[:begin], *after]
+        assert target == [own.bos_id, *first, *ids[begin:], *last]
+        assert own.encode_source([line]) == [[*before, *ids, *after]]
+        assert own.encode_target([line]) == [[*first, *ids, *last]]
+        length = len(ids)
+        assert objective.fit(length, (99, 99), (key,)) == (length, len(source), len(target) - 1)
+
+
+def test_the_sentinels_of_byt5_are_its_last_bytes(folder_of):
+    """Xue et al. 2022, section 3.1: the last 100 bytes, from 258 down; a text may have them."""
+    own, _ = folder_of("bytes, as byt5").read()
+    special = special_ids(own, "span_corruption", OBJECTIVES["span_corruption"])
+    assert special.sentinels == tuple(range(258, 158, -1))
+    kept, spelled = (
+        encode_documents([(line, "1")], own, "lines", Counter(), []).counts
+        for line in ("Straße in Köln, älter", "a <extra_id_0> b")
+    )
+    assert kept.pairs == 1
+    assert spelled.bad_lines == ("1",)
