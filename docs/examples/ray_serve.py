@@ -10,7 +10,6 @@ enter one search that runs; in float32 that changes no answer.
 import asyncio
 import json
 import os
-import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -164,8 +163,7 @@ class LibreTranslate:
                 translated = await asyncio.gather(*lines, return_exceptions=True)
                 for number, hypotheses in enumerate(translated, start=1):
                     if isinstance(hypotheses, InputError):
-                        fault = re.sub(r"^line \d+ ", "", str(hypotheses))
-                        raise RequestError(400, f"line {number} of q {fault}")
+                        raise RequestError(400, f"line {number} of q: {hypotheses}")
                     if isinstance(hypotheses, BaseException):
                         raise hypotheses
                 return answer(query, translated)

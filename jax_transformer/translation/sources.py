@@ -61,9 +61,10 @@ class Source(NamedTuple):
     line: int  # from 1
     sentence: int = 0  # of the line, from 1; 0 is the whole line
     ids: Sequence[int] = ()  # from `encode_sources`; none of a blank or bad text
+    name: str = ""  # in messages, where the user knows no line
 
     def __str__(self) -> str:
-        line = f"line {self.line}"
+        line = self.name or f"line {self.line}"
         return f"sentence {self.sentence} of {line}" if self.sentence else line
 
 
@@ -183,7 +184,7 @@ def encode_sources(
                 longer = "" if config.positions == "learned" else "raise max_length, "
                 fault = (
                     f"is {len(ids)} tokens long, EOS included, but the model takes max_length="
-                    f"{most}; {longer}split the line or set overlong to 'cut'"
+                    f"{most}; {longer}split it or set overlong to 'cut'"
                 )
         if fault and bad_lines is None:
             raise InputError(f"{source} {fault}")

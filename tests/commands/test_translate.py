@@ -110,7 +110,7 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     os.close(typing)
     refused = (
         b"error: line 1 is 16 tokens long, EOS included, but the model takes max_length=12; raise "
-        b"max_length, split the line or set overlong to 'cut'\n"
+        b"max_length, split it or set overlong to 'cut'\n"
     )
     assert shown == [(b"", b"> "), (f"{first}\n{blank}\n".encode(), b"> > " + refused + b"> ")]
     assert capfdbinary.readouterr() == (f"{last}\n".encode(), b"> \n")

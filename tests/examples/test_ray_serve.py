@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +20,8 @@ import jax
 import pytest
 
 from jax_transformer import InputError, Translator
+from jax_transformer.decoding.slots import SlotSearch
+from jax_transformer.translation.executor import TranslationExecutor
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
 from tests.examples.processes import EXAMPLES, REPLICA, ROOT, descendants
@@ -64,8 +67,7 @@ def replica(model):
         executor.shutdown()
 
 
-def asked(replica, fields, method="POST", path="/translate", form=False, body=None):
-    """Return the status and the content of the answer to a request."""
+def request_of(fields, method="POST", path="/translate", form=False, body=None):
     encoded = urlencode(fields) if form else json.dumps(fields)
     parts = [encoded.encode()] if body is None else body
     kind = "application/x-www-form-urlencoded" if form else JSON
@@ -77,7 +79,12 @@ def asked(replica, fields, method="POST", path="/translate", form=False, body=No
 
     scope = {"type": "http", "method": method, "path": path, "query_string": b""}
     scope["headers"] = [(b"content-type", kind.encode())]
-    response = asyncio.run(replica(Request(scope, receive)))
+    return Request(scope, receive)
+
+
+def asked(replica, *request, **options):
+    """Return the status and the content of the answer to a request."""
+    response = asyncio.run(replica(request_of(*request, **options)))
     return response.status_code, json.loads(response.body)
 
 
@@ -135,7 +142,7 @@ def test_languages_are_those_of_the_arguments(replica):
         (PLAIN | {"q": "a\ud800"}, "q is not Unicode text"),
         (PLAIN | {"alternatives": -1}, "alternatives must be a whole number"),
         (PLAIN | {"alternatives": "1" * 5000}, "alternatives must be a whole number"),
-        (PLAIN | {"q": "abba\n" + "abc " * 40}, "line 2 of q is "),
+        (PLAIN | {"q": "abba\n" + "abc " * 40}, "line 2 of q: text='abc abc"),
         ([], "the body must be a JSON object"),
         (7, "the body must be a JSON object"),
     ],
@@ -179,6 +186,36 @@ def test_clients_share_one_search_and_a_bad_line_spoils_no_other(replica, expect
         else:
             assert isinstance(result, InputError)
     assert len(replica.executors) == 1
+
+
+def test_texts_of_a_client_that_leaves_are_cancelled(replica, monkeypatch):
+    executor, advance = replica.executor(Languages(None, None)), SlotSearch.advance
+    submitted, in_search, goes_on = [], threading.Event(), threading.Event()
+
+    def waits(*arguments):
+        in_search.set()
+        assert goes_on.wait(60)
+        return advance(*arguments)
+
+    def submit(text):
+        submitted.append(TranslationExecutor.submit(executor, text))
+        return submitted[-1]
+
+    async def leaves():
+        answering = asyncio.create_task(replica(request_of(PLAIN | {"q": "cab\n" * 9})))
+        while len(submitted) < 11:
+            await asyncio.sleep(0)
+        answering.cancel()  # as Serve does
+        await asyncio.wait([answering])
+
+    monkeypatch.setattr(SlotSearch, "advance", waits)
+    monkeypatch.setattr(executor, "submit", submit)
+    submit("abba")
+    assert in_search.wait(60)
+    asyncio.run(leaves())
+    cancelled = [future.cancelled() for future in submitted]
+    goes_on.set()
+    assert cancelled == [False, *[True] * 9, False]  # the last line is blank
 
 
 def test_codes_of_the_clients_are_those_of_the_model(model):

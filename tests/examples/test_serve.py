@@ -1,8 +1,14 @@
-"""docs/examples/serve.py: twenty clients at once, and requests that are refused."""
+"""docs/examples/serve.py: clients at once, bad requests, clients that leave, signals."""
 
 import json
+import os
+import signal
+import socket
+import struct
+import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -10,54 +16,187 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jax_transformer import Translator
-from tests.examples.processes import EXAMPLES
-from tests.models import tiny_model, unchecked
+from jax_transformer.decoding.slots import SlotSearch
+from jax_transformer.translation.model_folder import save
+from tests.examples.processes import EXAMPLES, ROOT
+from tests.models import tiny_model
 
 sys.path.insert(0, str(EXAMPLES))
 import serve
 
 TEXTS = ["abba", "a", "cab cab", "b", "bacab", "dab", "dead", "fade a bed", "", "cafe"] * 2
+NO_TEXTS = '"q" must be a text, or a list of at most 1,024 texts'
+NO_Q = 'the request has no "q": send {"q": a text, or a list of texts}'
 
 
 @pytest.fixture(scope="module")
-def translator():
-    return Translator(tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=40))
+def model():
+    return tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=40)
+
+
+@pytest.fixture(scope="module")
+def translator(model):
+    return Translator(model)
 
 
 @pytest.fixture
-def ask(translator):
+def server(translator):
     server = serve.make_server(translator, 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    def ask(body):
-        try:
-            address = f"http://localhost:{server.server_port}"
-            with urllib.request.urlopen(address, body, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as refused:
-            return refused.code, json.load(refused)
-
-    yield ask
+    yield server
     server.shutdown()
     server.server_close()
+    server.executor.shutdown()
+
+
+def ask(port, body, headers=()):
+    """Return the status and the content of an answer."""
+    request = urllib.request.Request(f"http://localhost:{port}", body, dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        return refused.code, json.load(refused)
 
 
 @pytest.mark.exhaustive
-def test_clients_at_once_get_the_translations_of_their_texts(ask, translator):
+def test_clients_at_once_get_the_translations_of_their_texts(server, translator):
     expected = [result.text for result in translator(TEXTS)]
     with ThreadPoolExecutor(20) as pool:
         bodies = [json.dumps({"q": text}).encode() for text in TEXTS]
-        answers = list(pool.map(ask, bodies))
+        answers = list(pool.map(lambda body: ask(server.server_port, body), bodies))
     assert answers == [(200, {"translatedText": text}) for text in expected]
     several = json.dumps({"q": TEXTS}).encode()
-    assert ask(several) == (200, {"translatedText": expected})
+    assert ask(server.server_port, several) == (200, {"translatedText": expected})
 
 
-def test_a_bad_request_is_one_line_and_others_are_answered(ask):
-    for body in (b"", b"{", b"[1]", b'{"p": "a"}', b'{"q": 3}', b'{"q": [3]}', b"\xff"):
-        with unchecked():
-            status, reply = ask(body)
-        assert status == 400
-        assert reply.keys() == {"error"}
-        assert "\n" not in reply["error"]
-    assert ask(b'{"q": []}') == (200, {"translatedText": []})
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"\xff", "'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, ""),  # in words of Python
+        (b"[1]", NO_Q),
+        (b'{"p": "a"}', NO_Q),
+        (b'"q"', NO_Q),
+        (b'{"q": 3}', NO_TEXTS),
+        (b'{"q": null}', NO_TEXTS),
+        (b'{"q": {"cab": 1}}', NO_TEXTS),
+        (b'{"q": ["a", 3]}', NO_TEXTS),
+        (json.dumps({"q": [""] * 1025}).encode(), NO_TEXTS),
+        (b'{"q": "a\\ud800"}', "the tokenizer cannot split the line 'a\\ud800'"),
+    ],
+)
+def test_a_bad_request_is_one_line(server, body, reason):
+    status, reply = ask(server.server_port, body)
+    assert (status, list(reply)) == (400, ["error"])
+    assert reply["error"].startswith(reason)
+    assert "\n" not in reply["error"]
+
+
+@pytest.mark.parametrize("length", [-1, 2**20 + 1, "x"])
+def test_a_bad_length_is_refused_before_the_body_is_read(server, length):
+    status, reply = ask(server.server_port, b"{", {"Content-Length": str(length)})
+    assert (status, list(reply)) == (400, ["error"])
+
+
+def test_no_text_and_texts_of_blanks_are_answered(server):
+    for texts in ([], [""] * 1024):
+        body = json.dumps({"q": texts}).encode()
+        assert ask(server.server_port, body) == (200, {"translatedText": texts})
+
+
+def request(texts):
+    """Return the bytes of a request."""
+    body = json.dumps({"q": texts}).encode()
+    return b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def leave(server, sent, is_reset):
+    """Send a part of a request and close the connection, in order or not."""
+    with socket.create_connection(server.server_address) as client:
+        client.sendall(sent)
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_client_that_leaves_is_no_error_of_the_server(server, capfd, is_reset):
+    whole = request("abba")
+    for part in (b"", whole[:5], whole[:-3], whole):
+        leave(server, part, is_reset)
+    assert ask(server.server_port, b'{"q": "abba"}')[0] == 200
+    server.shutdown()
+    server.server_close()  # waits for all
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert "POST" in said
+
+
+def test_another_error_is_shown(server, capfd, monkeypatch):
+    monkeypatch.setattr(server.executor, "submit", None)
+    with pytest.raises(ConnectionError):
+        ask(server.server_port, b'{"q": "abba"}')
+    server.shutdown()
+    server.server_close()
+    assert "TypeError" in capfd.readouterr().err
+
+
+def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
+    submitted, in_search, goes_on = [], threading.Event(), threading.Event()
+    advance, submit = SlotSearch.advance, server.executor.submit
+
+    def waits(*arguments):
+        in_search.set()
+        assert goes_on.wait(60)
+        return advance(*arguments)
+
+    monkeypatch.setattr(SlotSearch, "advance", waits)
+    monkeypatch.setattr(
+        server.executor, "submit", lambda text: submitted.append(submit(text)) or submitted[-1]
+    )
+    running = submit("abba")
+    assert in_search.wait(60)
+    with ThreadPoolExecutor(1) as others:
+        stays = others.submit(ask, server.server_port, b'{"q": "abba"}')
+        while not submitted:
+            time.sleep(0.01)
+        leave(server, request(["cab"] * 9), is_reset=False)
+        end = time.monotonic() + 30
+        while sum(future.cancelled() for future in submitted) < 9 and time.monotonic() < end:
+            time.sleep(0.05)
+        cancelled = [future.cancelled() for future in submitted]
+        goes_on.set()
+        assert cancelled == [False, *[True] * 9]
+        assert stays.result() == (200, {"translatedText": running.result(60).text})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
+    model, translator, tmp_path, number
+):
+    save(tmp_path / "model", model)
+    process = subprocess.Popen(
+        [sys.executable, EXAMPLES / "serve.py", tmp_path / "model", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+    )
+    port = int(process.stdout.readline().rpartition(":")[2])
+    body, expected = (
+        json.dumps({"q": TEXTS * 20}).encode(),
+        [each.text for each in translator(TEXTS)],
+    )
+    with ThreadPoolExecutor(8) as clients:
+        answers = [clients.submit(ask, port, body) for _ in range(8)]
+        time.sleep(1)  # the search is being compiled
+        process.send_signal(number)
+        said = process.communicate(timeout=120)[1]
+        assert not any(future.exception() for future in answers), said
+    assert {future.result()[0] for future in answers} == {200}
+    assert all(future.result()[1]["translatedText"] == expected * 20 for future in answers)
+    assert process.returncode == 0
+    assert "Traceback" not in said

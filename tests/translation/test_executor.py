@@ -1,12 +1,15 @@
 """Texts that enter a running search get the results of a call, whatever runs beside them."""
 
+import atexit
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,8 +17,12 @@ import pytest
 
 from jax_transformer import InputError, Translator
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.slots import SlotSearch
-from jax_transformer.translation.executor import MOST_STEPS, translate_as_completed
+from jax_transformer.decoding.slots import Group, SlotSearch
+from jax_transformer.translation.executor import (
+    MOST_STEPS,
+    TranslationExecutor,
+    translate_as_completed,
+)
 from jax_transformer.translation.pools import SHORTEST_SLOT
 from jax_transformer.translation.sources import Source, encode_sources
 from jax_transformer.translation.translate import text_search
@@ -41,6 +48,14 @@ def lines():
     lengths = [chosen.choice([1, 1, 2, 3, 5, 8, 20, 40]) for _ in range(60)]
     lines = [" ".join(chosen.choices(WORDS, k=length)) for length in lengths]
     return [*lines, "", " \t", *lines[:5]]
+
+
+def encoded(model, texts):
+    """Return the sources of texts, which are not blank; None stays."""
+    return (
+        None if text is None else encode_sources(model, "refuse", [Source(text, number)])[0]
+        for number, text in enumerate(texts, 1)
+    )
 
 
 def assert_same(found, expected):
@@ -72,16 +87,15 @@ def test_pauses_come_at_any_time(model, lines):
     chosen = random.Random(8)
 
     def texts():
-        for line in lines:
+        for line in filter(str.strip, lines):
             yield line
             while chosen.random() < 0.4:
                 yield None
 
-    found = dict(translate_as_completed(text_search([model], max_tokens=512), texts()))
-    expected = [result.hypotheses[0] for result in Translator(model)(lines)]
-    assert [found[number + 1][0].text for number in range(len(found))] == [
-        best.text for best in expected
-    ]
+    search, texts = text_search([model], max_tokens=512), list(texts())
+    found = dict(translate_as_completed(search, encoded(model, texts)))
+    expected = Translator(model)(text for text in texts if text is not None)
+    assert [found[number][0].text for number in sorted(found)] == [best.text for best in expected]
 
 
 ON_EIGHT_DEVICES = """
@@ -122,16 +136,16 @@ def test_a_text_waits_for_none_that_runs(model, lines):
     begun = 2 * MOST_STEPS
     assert longest[0] > begun + shortest[0] + MOST_STEPS
     texts = [longest[1], None, None, shortest[1]]
-    found = translate_as_completed(text_search([model]), texts)
-    assert [number for number, _ in found] == [2, 1]
+    found = translate_as_completed(text_search([model]), encoded(model, texts))
+    assert [number for number, _ in found] == [4, 1]
 
 
 def test_texts_without_a_pause_do_not_hold_up_one_of_other_slots(model):
     texts = ["cab fed dab bead " * 8, *["a", "cab"] * 300]
     search = text_search([model], max_tokens=512)
-    (source,) = encode_sources(model, "refuse", [Source(texts[0], 1)])
-    assert len(source.ids) > SHORTEST_SLOT
-    order = [number for number, _ in translate_as_completed(search, texts)]
+    sources = list(encoded(model, texts))
+    assert len(sources[0].ids) > SHORTEST_SLOT
+    order = [number for number, _ in translate_as_completed(search, sources)]
     assert sorted(order) == list(range(1, len(texts) + 1))
     assert order.index(1) < 300
 
@@ -140,9 +154,9 @@ def test_a_bad_text_is_its_own_error(model):
     with Translator(model).executor() as executor:
         good, bad, surrogate = map(executor.submit, ("abba", "decade " * 100, "a\ud800"))
         assert good.result().text == Translator(model)("abba").text
-        with pytest.raises(InputError, match="tokens long, EOS included"):
+        with pytest.raises(InputError, match=r"^text='decade .* is 501 tokens long.* split it or"):
             bad.result()
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=r"'a\\ud800'"):
             surrogate.result()
         with unchecked(), pytest.raises(InputError, match="text=3 must be a string"):
             executor.submit(3)
@@ -166,28 +180,44 @@ def test_logits_that_are_not_finite_fail_one_text(model):
     assert [future.result().text for future in good] == [
         found.text for found in Translator(model)(["cab", "a"])
     ]
-    with pytest.raises(NonFiniteError, match="line 1 are NaN or infinite at step 0"):
+    with pytest.raises(NonFiniteError, match="text='fed' are NaN or infinite at step 0"):
         bad.result()
 
 
-def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkeypatch):
+class Panic(BaseException):
+    """As those of a library of Rust: no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, Panic])
+def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkeypatch, kind):
     translator = Translator(model)
     broken, advance = threading.Event(), SlotSearch.advance
 
     def breaks(*arguments):
         if not broken.is_set():
             broken.set()
-            raise MemoryError("no memory")
+            raise kind("no memory")
         return advance(*arguments)
 
     monkeypatch.setattr(SlotSearch, "advance", breaks)
     with translator.executor() as executor:
-        with pytest.raises(MemoryError):
-            executor.submit("abba").result()
-        assert executor.submit("abba").result().text == translator("abba").text
+        with pytest.raises(kind):
+            executor.submit("abba").result(60)
+        assert executor.submit("abba").result(60).text == translator("abba").text
 
 
-def test_a_cancelled_text_is_not_translated(model, monkeypatch):
+class Held(NamedTuple):
+    """A search that stands still."""
+
+    executor: TranslationExecutor
+    running: Future
+    goes_on: threading.Event
+    groups: list[Group | None]  # that entered
+
+
+@pytest.fixture
+def held(model, monkeypatch):
+    """An executor with a text in its search, which takes no step until `goes_on` is set."""
     in_search, goes_on, groups = threading.Event(), threading.Event(), []
     advance = SlotSearch.advance
 
@@ -199,11 +229,141 @@ def test_a_cancelled_text_is_not_translated(model, monkeypatch):
 
     monkeypatch.setattr(SlotSearch, "advance", waits)
     with Translator(model).executor() as executor:
-        first = executor.submit("abba")
+        running = executor.submit("abba")
         assert in_search.wait(60)
-        others = [executor.submit("cab") for _ in range(5)]
-        assert all(future.cancel() for future in others)
-        assert not first.cancel()
+        yield Held(executor, running, goes_on, groups)
         goes_on.set()
-    assert first.result().text
-    assert [group.members for group in groups if group is not None] == [[1]]
+
+
+def entered(held):
+    """Return the numbers of the texts that entered."""
+    return [group.members for group in held.groups if group is not None]
+
+
+def test_a_text_that_is_not_searched_waits_for_no_search(held):
+    texts = ["", " \t", "decade " * 100, "a\ud800"]
+    assert all(future.done() for future in map(held.executor.submit, texts))
+    good = held.executor.submit("cab")
+    held.goes_on.set()
+    good.result(60)
+    assert entered(held) == [[1], [6]]  # the number decides what a draw is
+
+
+def test_a_cancelled_text_is_not_translated(held):
+    others = [held.executor.submit("cab") for _ in range(5)]
+    assert all(future.cancel() for future in others)
+    assert not held.running.cancel()
+    held.goes_on.set()
+    held.executor.shutdown()
+    assert held.running.result().text
+    assert entered(held) == [[1]]
+
+
+def test_a_shutdown_waits_and_cancels_where_it_is_told(held):
+    others = [held.executor.submit("cab") for _ in range(5)]
+    others[0].cancel()
+    held.executor.shutdown(wait=False)
+    assert not any(future.cancelled() for future in others[1:])
+    with pytest.raises(InputError, match="shut down"):
+        held.executor.submit("")
+    held.executor.shutdown(wait=False, cancel_futures=True)
+    assert wait(others, timeout=60).not_done == set()  # who waits is told
+    assert all(future.cancelled() for future in others)
+    assert not held.running.done()
+    held.goes_on.set()
+    held.executor.shutdown()
+    assert held.running.done()
+
+
+def test_results_of_a_map_are_in_the_order_of_the_texts(model, held):
+    with pytest.raises(TimeoutError):
+        next(held.executor.map(["cab"], timeout=0.01))
+    results = held.executor.map(["fed", "decade " * 100, *["dab"] * 3])
+    held.goes_on.set()
+    assert next(results).text == Translator(model)("fed").text
+    with pytest.raises(InputError, match="tokens long"):
+        next(results)
+    assert isinstance(held.executor, Executor)
+    texts = ["decade cab fed", "a", "", "cab", "fed"] * 3
+    expected = [result.text for result in Translator(model)(texts)]
+    assert [result.text for result in held.executor.map(iter(texts), timeout=60.0)] == expected
+
+
+def test_an_error_of_a_map_cancels_the_texts_that_have_not_begun(held, monkeypatch):
+    futures, submit = [], held.executor.submit
+    monkeypatch.setattr(
+        held.executor, "submit", lambda text: futures.append(submit(text)) or futures[-1]
+    )
+    with pytest.raises(InputError):
+        list(held.executor.map(["decade " * 100, "cab", "fed"]))
+    assert [future.cancelled() for future in futures] == [False, True, True]
+
+
+def test_a_callback_can_shut_down_and_can_leave(held, caplog):
+    def leaves(_):
+        raise SystemExit(3)
+
+    held.running.add_done_callback(leaves)
+    shut, beside = held.executor.submit("cab"), held.executor.submit("cab fed dab bead")
+    shut.add_done_callback(lambda _: held.executor.shutdown())
+    dropped = held.executor.submit("fed")
+    dropped.add_done_callback(leaves)
+    held.goes_on.set()
+    assert all(future.result(60).text for future in (held.running, shut, beside, dropped))
+    held.executor.shutdown()
+    assert [type(record.exc_info[1]) for record in caplog.records] == [SystemExit] * 2
+
+
+def test_the_end_of_a_process_translates_what_was_submitted(model, monkeypatch):
+    at_exit = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", at_exit.remove)
+    executor = Translator(model).executor()
+    futures = [executor.submit("cab") for _ in range(30)]
+    at_exit[0]()
+    assert all(future.done() for future in futures)
+    assert at_exit == []
+
+
+ENDS_WITHOUT_SHUTDOWN = """
+import sys
+from jax_transformer import Translator
+from tests.models import tiny_model
+
+if __name__ == "__main__":
+    executor = Translator(tiny_model(["a cab fed dab bead"], vocab_size=16)).executor()
+    for _ in range(300):
+        executor.submit("cab fed").add_done_callback(lambda _: print("done", flush=True))
+    if sys.argv[1] == "error":
+        raise RuntimeError("the program ends")
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("end", ["normal", "error"])
+def test_a_process_that_ends_without_shutdown_loses_no_text(end):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_WITHOUT_SHUTDOWN, end],
+        capture_output=True,
+        cwd=ROOT,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout.count("done") == 300
+    assert done.returncode == (end == "error"), done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_the_thread_is_not_there(model):
+    with Translator(model).executor() as executor:
+        if (child := os.fork()) == 0:  # where nothing but the end of the process is of the test
+            signal.alarm(60)
+            try:
+                executor.submit("a").result()
+            except InputError as error:
+                os._exit(3 if "os.fork" in str(error) else 1)
+            os._exit(2)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 3
+        assert executor.submit("a").result(60)

@@ -354,11 +354,11 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     assert shown.getvalue() == message
 
     monkeypatch.setattr(SlotSearch, "advance", lambda *_: pytest.fail("work was done"))
-    refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split the line or set"
+    refused = r"line 3 is 51 tokens long, .* max_length=40; raise max_length, split it or set"
     with pytest.raises(InputError, match=refused):
         translate(model, ["b", "", overlong, overlong])
     table = dataclasses.replace(model.config, positions="learned")
-    with pytest.raises(InputError, match="max_length=40; split the line or set overlong to 'cut'"):
+    with pytest.raises(InputError, match="max_length=40; split it or set overlong to 'cut'"):
         translate(model._replace(config=table, params=random_params(table)), [overlong])
 
 
