@@ -90,9 +90,8 @@ def evaluate(arguments: Arguments) -> None:
         if references:
             found = scores.bleu(lines, references, tokenization), scores.chrf(lines, references)
             for score, values in zip(found, chance.values() or ((), ()), strict=True):
-                print(
-                    score.report + (f" p = {values[number - 1]:.4f}" if number and values else "")
-                )
+                p = f" p = {values[number - 1]:.4f}" if number and values else ""
+                print(score.report + p)
             exact = scores.exact_match(lines, references)
             print(f"exact match = {exact:.2%} of {len(lines):,} lines")
         if judge is not None:

@@ -12,12 +12,8 @@ from sacrebleu.significance import PairedTest
 from jax_transformer.errors import InputError, one_line
 
 FEWEST_LINES = 10  # that a test of significance can draw from
-DOWNLOADED = (
-    "flores101",
-    "flores200",
-    "spBLEU-1K",
-    "spm",
-)  # tokenizations whose models sacrebleu fetches
+# Tokenizations whose models sacrebleu fetches.
+DOWNLOADED = ("flores101", "flores200", "spBLEU-1K", "spm")
 References = Sequence[Sequence[str]]
 
 

@@ -12,7 +12,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.byte_pair import UNKNOWN_CHARACTER, text_normalizer
 from jax_transformer.tokenizers.readers.library import TOKENIZER_JSON, read_library
 from jax_transformer.tokenizers.readers.model_files import TOKENIZER_FILE
@@ -65,11 +65,12 @@ def train_unigram(
         )
     except (RuntimeError, OSError) as error:
         characters = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        least = int(characters[1]) if characters else 1
-        raise InputError(
-            f"vocab_size={vocab_size} must be at least {least + len(special_tokens)}: "
-            f"{len(special_tokens)} special tokens and each character of the text are entries"
-        ) from error
+        least = (int(characters[1]) if characters else 1) + len(special_tokens)
+        fault = one_line(str(error))
+        if vocab_size < least:
+            entries = f"{len(special_tokens)} special tokens and each character of the text"
+            fault = f"vocab_size={vocab_size} must be at least {least}: {entries} are entries"
+        raise InputError(fault) from error
     model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
     pieces += [(token, 0.0) for token in special_tokens]
