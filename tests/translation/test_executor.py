@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -168,6 +169,14 @@ def test_a_bad_text_is_its_own_error(model):
         Translator(model).executor(beams=3)
 
 
+def test_the_options_of_a_call_are_those_of_an_executor(model):
+    options, texts = {"prefix": "cab ", "overlong": "cut"}, ["abba", "decade " * 100, ""]
+    expected = [result.text for result in Translator(model)(texts, **options)]
+    assert expected[0] != Translator(model)(texts[0]).text
+    with Translator(model).executor(**options) as executor:
+        assert [result.text for result in executor.map(texts)] == expected
+
+
 def test_logits_that_are_not_finite_fail_one_text(model):
     model = tiny_model([" ".join(WORDS)], vocab_size=16, seed=1, token_embeddings="separate")
     encode = model.tokenizer.encode_source
@@ -182,6 +191,14 @@ def test_logits_that_are_not_finite_fail_one_text(model):
     ]
     with pytest.raises(NonFiniteError, match="text='fed' are NaN or infinite at step 0"):
         bad.result()
+
+
+def assert_idle():
+    """Threads that wait take no time of a processor."""
+    time.sleep(0.05)  # a thread that has given its last result goes to sleep
+    begun = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - begun < 0.1
 
 
 class Panic(BaseException):
@@ -203,7 +220,9 @@ def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkey
     with translator.executor() as executor:
         with pytest.raises(kind):
             executor.submit("abba").result(60)
+        assert_idle()
         assert executor.submit("abba").result(60).text == translator("abba").text
+        assert_idle()
 
 
 class Held(NamedTuple):
@@ -247,6 +266,15 @@ def test_a_text_that_is_not_searched_waits_for_no_search(held):
     held.goes_on.set()
     good.result(60)
     assert entered(held) == [[1], [6]]  # the number decides what a draw is
+
+
+def test_texts_that_have_come_enter_in_full_groups(model, held):
+    others = [held.executor.submit("cab fed") for _ in range(40)]
+    held.goes_on.set()
+    assert all(future.result(60).text for future in others)
+    sizes, pool = [len(group) for group in entered(held)], text_search([model]).pool(32, 74)
+    assert sizes[:2] == [1, pool.group_size]
+    assert pool.group_size > 3
 
 
 def test_a_cancelled_text_is_not_translated(held):
