@@ -184,13 +184,16 @@ def test_logits_that_are_not_finite_fail_one_text(model):
     table = np.array(model.params["source_embedding"]["embedding"])
     table[alone] = np.nan
     params = model.params | {"source_embedding": {"embedding": table}}
-    with Translator(model._replace(params=params)).executor() as executor:
-        bad, *good = map(executor.submit, ("fed", "cab", "a"))
-    assert [future.result().text for future in good] == [
-        found.text for found in Translator(model)(["cab", "a"])
-    ]
-    with pytest.raises(NonFiniteError, match="text='fed' are NaN or infinite at step 0"):
-        bad.result()
+    broken, texts = model._replace(params=params), ["fed", "cab", "a"]
+    found = dict(translate_as_completed(text_search([broken]), encoded(broken, texts)))
+    assert isinstance(found.pop(1), NonFiniteError)
+    expected = [result.text for result in Translator(model)(texts[1:])]
+    assert [found[number][0].text for number in sorted(found)] == expected
+    with (
+        Translator(broken).executor() as executor,
+        pytest.raises(NonFiniteError, match="text='fed' are NaN or infinite at step 0"),
+    ):
+        executor.submit("fed").result(60)
 
 
 def assert_idle():
