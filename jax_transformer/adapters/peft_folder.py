@@ -146,7 +146,8 @@ def _check_named(
             for name, row in rows.items()
             if row.operation == transpose and _is_target(settings, _module(name), row)
         }
-    targets = targets or {*factored}
+    if not settings["target_modules"]:  # PEFT has chosen them by the type of the model
+        targets = {*factored}
     if wrong := (targets - saved) ^ factored | saved - whole:
         fault = f"target_modules and modules_to_save do not name the tensors: {min(wrong)} differs"
         raise InputError(f"{folder}: {fault}; save the adapter again")

@@ -61,6 +61,10 @@ class Arguments:
         if self.line_scores is not None:
             if self.others:
                 raise InputError("line_scores are those of one system; leave out others")
+            read = (self.translations, *self.references, self.sources)
+            if self.line_scores.resolve() in {path.resolve() for path in read if path}:
+                fault = f"{self.line_scores}: is read and would be written"
+                raise InputError(f"{fault}; name another output")
             if os.path.lexists(self.line_scores) and not self.overwrite:
                 raise exists_already(self.line_scores, "file of line_scores")
             check_path(self.line_scores, WRITING)

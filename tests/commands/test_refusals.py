@@ -167,6 +167,8 @@ REFUSED = {
         "downloads a model",
         "better --references references --others worse --line-scores=new": "error: line_scores are "
         "those of one system; leave out others",
+        "better --references references --line-scores ./better --overwrite": "error: better: is "
+        "read and would be written; name another output",
         "better --references references worse --metricx=folder --metricx-version=23": "error: "
         "references=references worse: MetricX reads one text for each line",
         "better --references=references --metricx=folder": "error: metricx=folder, "
