@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jax_transformer.commands import sealed_cache
+from jax_transformer.commands.main import sum_rows_rightly
 from tests.compilation import QUICKLY
 
 CACHE = {
@@ -25,6 +26,9 @@ MAX_MAPPINGS = 20_000
 
 def pytest_configure():
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}"
+    # A command that a test calls would do so too late for this process, yet in time for those that
+    # tests start, and the two would sum in other orders.
+    sum_rows_rightly()
     # With libtpu installed, JAX would look for a TPU and complain on stderr that there is none.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
