@@ -32,6 +32,7 @@ from jax_transformer.errors import InputError, shorten
 ALSO_CALLED = {
     "beam": "beam_size num_beams beams",
     "clip_norm": "clip max_grad_norm grad_clip gradient_clip_val",
+    "columns": "tsv_columns source_column target_column",
     "compute_dtype": "bf16 fp16 precision amp",
     "d_ff": "ffn_dim intermediate_size dim_feedforward feedforward_size hidden_dim",
     "d_model": "hidden_size dim model_dim emb_dim embed_dim rnn_size",

@@ -54,10 +54,12 @@ class Arguments:
         config: YAML file with these settings: the model's fields under `model`, those of the
             training under `training`. Flags win over the file, the file over the preset.
         source: Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several
-            files are one text. A .tsv file holds sources and targets, with a tab between them.
-        target: Translation of the training text, line by line: a file for each of --source that is
-            not a .tsv file.
-        text: Plain text for --objective, alone or beside pairs; plain or compressed, of any size.
+            files are one text. A .tsv, .csv or .jsonl file holds sources and targets: see
+            --columns.
+        target: Translation of the training text, line by line: a file for each of --source that
+            does not hold both.
+        text: Plain text for --objective, alone or beside pairs; plain or compressed, of any size. A
+            record of a .csv or .jsonl file is a document: see --text-column.
         text_unit: What a document is: each of the "lines", or what stands between "blank_lines". No
             example goes beyond a document; of "joined" lines, examples go on from line to line.
         valid_text: Plain text for validation.
@@ -67,8 +69,10 @@ class Arguments:
             pairs and one for the plain text; with --weights, one for each file.
         valid_source: Validation text: selects the best parameters and is translated at the end.
         valid_target: Translation of the validation text, line by line.
-        tsv_columns: Columns of the source and of the target in .tsv files, for example 1 2; without
-            it, the files have only these two.
+        columns: Columns of the source and of the target in .tsv, .csv and .jsonl files: by names
+            of the header or keys, for example de en or translation.de translation.en; by numbers,
+            1 2, in files without a header. A .tsv file with no others needs none.
+        text_column: Column of the document in .csv and .jsonl files of plain text; by default text.
         bad_lines: If a line is not UTF-8 text, has a NUL character or lacks a column, or the
             tokenizer refuses it, refuse the text, or skip its pair, which is counted.
         valid_pairs: Without validation files, pairs of the training text that are held out for
@@ -142,7 +146,8 @@ class Arguments:
     prefixes: tuple[str, ...] | None = None
     valid_source: tuple[Path, ...] | None = field(default=None, metadata=CHANGEABLE)
     valid_target: tuple[Path, ...] | None = field(default=None, metadata=CHANGEABLE)
-    tsv_columns: tuple[Count, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    text_column: str | None = None
     bad_lines: Literal["refuse", "skip"] = "refuse"
     valid_pairs: Count | None = None
     longest_side: Count | None = None
@@ -204,12 +209,12 @@ class Arguments:
     @property
     def reading(self) -> Reading:
         """How lines become pairs."""
-        return Reading(self.tsv_columns, self.bad_lines)
+        return Reading(self.columns, self.bad_lines)
 
     @property
     def plain_reading(self) -> Reading:
         """How lines become the documents of the plain text."""
-        return Reading(bad_lines=self.bad_lines, documents=self.text_unit)
+        return Reading((self.text_column or "text",), self.bad_lines, self.text_unit)
 
     @property
     def store(self) -> Path:

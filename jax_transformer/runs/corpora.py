@@ -21,7 +21,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
 from jax_transformer.text.held_out import held_out
-from jax_transformer.text.parallel_text import Text, TextFiles, is_tsv, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -31,6 +31,7 @@ from jax_transformer.text.prepare import (
     without_duplicates,
 )
 from jax_transformer.text.store import with_known_facts
+from jax_transformer.text.tables import table_suffix
 from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
@@ -69,20 +70,24 @@ def check_files(arguments: Arguments) -> None:
     files = {name: getattr(arguments, name) or () for name in FILES}
     for source, target in (("source", "target"), ("valid_source", "valid_target")):
         sources, targets = files[source], files[target]
-        beside, has_tsv = (
-            f"name the file beside {target}={_shown(targets)}",
-            any(map(is_tsv, sources)),
-        )
+        has_table = any(map(table_suffix, sources))
+        beside = f"name the file beside {target}={_shown(targets)}"
         refuse_if(targets and not sources, f"{source}=None: {beside}")
         beside = f"name the file beside {source}={_shown(sources)}"
-        refuse_if(sources and not (targets or has_tsv), f"{target}=None: {beside}")
-        TextFiles(sources, targets)
-    columns, weights, prefixes = arguments.tsv_columns, arguments.weights, arguments.prefixes
-    has_tsv = any(map(is_tsv, files["source"] + files["valid_source"]))
+        refuse_if(sources and not (targets or has_table), f"{target}=None: {beside}")
+        TextFiles(sources, targets, reading=arguments.reading)
+        TextFiles(files[source.replace("source", "text")], reading=arguments.plain_reading)
+    columns, weights, prefixes = arguments.columns, arguments.weights, arguments.prefixes
+    has_table = any(map(table_suffix, files["source"] + files["valid_source"]))
     refuse_if(
-        columns is not None and not (has_tsv and len(columns) == len({*columns}) == 2),
-        f"tsv_columns={_shown(columns)} needs two numbers, of the columns of source and target, "
-        "and a .tsv file in source or valid_source",
+        columns is not None and not (has_table and len({*columns} - {"0"}) == len(columns) == 2),
+        f"columns={_shown(columns)} needs two names, or numbers from 1, of source and target, and "
+        "a .tsv, .csv or .jsonl file in source or valid_source",
+    )
+    texts = files["text"] + files["valid_text"]
+    refuse_if(
+        arguments.text_column is not None and not any(map(table_suffix, texts)),
+        f"text_column={arguments.text_column} needs a .csv or .jsonl file in text or valid_text",
     )
     for name in ("source", "text"):
         validation = files[f"valid_{name}"]

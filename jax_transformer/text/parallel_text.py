@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import itertools
 import math
 import os
@@ -13,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jax_transformer.errors import InputError
-from jax_transformer.storage.reading import errors_naming, json_digest
+from jax_transformer.errors import InputError, shorten
+from jax_transformer.storage.reading import errors_naming, json_digest, open_regular
+from jax_transformer.text.tables import has_header, read_records, table_suffix
 from jax_transformer.text.text_files import (
     FAULT,
     LONGEST_LINE,
     BadLine,
-    check_no_tmx,
     decode_line,
     is_blank,
     open_text,
@@ -27,7 +28,6 @@ from jax_transformer.text.text_files import (
     read_lines,
 )
 
-PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 BLOCK_PAIRS = 2**16  # pairs of a text that are read, and encoded by a process, at a time
 LINES_OF_A_DOCUMENT = 2**8  # so many times fewer documents are read at a time
 
@@ -40,7 +40,8 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Reading(NamedTuple):
     """How the lines of files become pairs, or documents of one side."""
 
-    columns: tuple[int, ...] | None = None  # of source and target in a .tsv file that has others
+    # Of source and target in a table, or of the documents in one: see `tables.read_records`.
+    columns: tuple[str, ...] | None = None
     bad_lines: Literal["refuse", "skip"] = "refuse"  # skip drops the pairs of bad lines
     documents: Documents | None = None  # of a plain text; None: the text is parallel
 
@@ -51,16 +52,16 @@ USUAL_READING = Reading()
 class Block(NamedTuple):
     r"""Lines of a text that follow each other, as bytes without "\n".
 
-    A line above `LONGEST_LINE` bytes is None. The lines of a .tsv file are sources without targets,
-    and so are documents, which may have "\n" between their lines.
+    A line above `LONGEST_LINE` bytes is None. The lines of a table are sources without targets, and
+    so are documents, which may have "\n" between their lines.
     """
 
     first: int  # number of the first pair in the whole text, from 0
     first_line: int  # number of its line in its files, from 1
     source_name: str  # name of the file in error messages
     target_name: str | None
-    sources: list[bytes | None]
-    targets: list[bytes | None]
+    sources: list[bytes | BadLine | None]
+    targets: list[bytes | BadLine | None]
     reading: Reading = USUAL_READING
 
     def pairs(self, places: Sequence[int] | None = None) -> list[tuple[str, ...] | BadLine | None]:
@@ -81,17 +82,19 @@ class Block(NamedTuple):
         if None in sides:
             return None
         try:
+            if isinstance(sides[0], BadLine):
+                raise sides[0]
             source = decode_line(sides[0], self.source_name, number)
             if self.reading.documents is not None:
                 return (source,)
             if self.target_name is not None:
                 return source, decode_line(sides[1], self.target_name, number)
-            columns, chosen = source.split("\t"), self.reading.columns
-            if len(columns) == 2 if chosen is None else len(columns) >= max(chosen):
+            columns, chosen = source.split("\t"), tuple(map(int, self.reading.columns or ()))
+            if len(columns) >= max(chosen) if chosen else len(columns) == 2:
                 first, second = chosen or (1, 2)
                 return columns[first - 1], columns[second - 1]
             tabs = f"has {len(columns) - 1} tabs"
-            remedy = "write a source, one tab and a target, name their columns by tsv_columns"
+            remedy = "write a source, one tab and a target, name their columns by columns"
             raise BadLine(f"{self.source_name}:{number}", f"{tabs}; {remedy}")
         except BadLine as error:
             if self.reading.bad_lines == "refuse":
@@ -157,24 +160,31 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class TextFiles:
-    """Files of a text, in order; a line of a .tsv file is a source, a tab and a target."""
+    """Files of a text, in order; a table (.tsv, .csv, .jsonl) holds sources and targets."""
 
     sources: tuple[Path, ...]
-    targets: tuple[Path, ...] = ()  # the translations of each source file that is not .tsv
+    targets: tuple[Path, ...] = ()  # the translations of each source file that is no table
     facts: tuple[FileFacts, ...] = ()  # of the sources, then of the targets; see `with_facts`
     reading: Reading = USUAL_READING
 
     def __post_init__(self) -> None:
         for path in self.sources + self.targets:
-            if is_tsv(path) and (path in self.targets or self.reading.documents):
-                raise InputError(f"{path}: a .tsv file holds pairs; name it among the sources")
+            kind, columns = table_suffix(path), self.reading.columns
+            if kind and (path in self.targets or (kind == ".tsv" and self.reading.documents)):
+                raise InputError(f"{path}: a {kind} file holds pairs; name it as a source alone")
+            if kind not in (None, ".tsv") and columns is None:
+                first = _first_line(path)
+                raise InputError(f"{path}: name two of its columns by columns; it begins {first}")
+            if kind == ".jsonl" and any(map(str.isdecimal, columns)):
+                raise InputError(f"{path}: columns={' '.join(columns)} must be keys of its records")
         if self.reading.documents:
             return
-        sources = sum(not is_tsv(path) for path in self.sources)
+        sources = sum(not table_suffix(path) for path in self.sources)
         if sources != len(self.targets):
             raise InputError(
-                f"{sources} source files that are not .tsv, and {len(self.targets)} target files; "
-                "name a target file for each of these, in the same order; a .tsv file holds pairs"
+                f"{sources} source files that are no tables, and {len(self.targets)} target files; "
+                "name a target file for each of these, in the same order; a .tsv, .csv or .jsonl "
+                "file holds pairs"
             )
 
     @property
@@ -222,10 +232,11 @@ class TextFiles:
         return dataclasses.replace(self, facts=ordered)
 
     def aligned(self) -> list[tuple[Path, ...]]:
-        """Return each .tsv or plain file, and each source file with its target file, in order."""
+        """Return each table or plain file, and each source file with its target file, in order."""
         targets, alone = iter(self.targets), self.reading.documents is not None
         return [
-            (path,) if alone or is_tsv(path) else (path, next(targets)) for path in self.sources
+            (path,) if alone or table_suffix(path) else (path, next(targets))
+            for path in self.sources
         ]
 
     def _check_unchanged(self) -> None:
@@ -272,13 +283,6 @@ def no_pairs(names: str, lines: int) -> InputError:
     return InputError(f"{names} {fault}; name other files")
 
 
-def is_tsv(path: Path) -> bool:
-    """Return whether a file contains pairs on its lines, by its name; refuse one that is XML."""
-    check_no_tmx(path)
-    name = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
-    return name.suffix == ".tsv"
-
-
 def _as_paths(paths: Paths) -> tuple[Path, ...]:
     return tuple(map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths))
 
@@ -289,8 +293,9 @@ def _file_blocks(
     """Yield the blocks of two line-aligned files or of one alone; see `TextFiles.blocks`."""
     pairs = math.ceil(pairs / LINES_OF_A_DOCUMENT) if reading.documents else pairs
     with contextlib.ExitStack() as opened:
-        lines = [read_lines(opened.enter_context(open_text(path)), str(path)) for path in files]
-        readers = [_units(side, reading) for side in lines]
+        readers = [_units(opened.enter_context(_opened(path)), path, reading) for path in files]
+        is_table = _holds_records(files[0], reading)
+        first_line = 1 + (is_table and has_header(files[0], reading.columns))
         for done in itertools.count(step=pairs):
             sides = [list(itertools.islice(reader, pairs)) for reader in readers]
             counts = [done + len(side) for side in sides]
@@ -302,17 +307,39 @@ def _file_blocks(
             is_pair = len(files) == 2
             yield Block(
                 first=first + done,
-                first_line=done + 1,
+                first_line=first_line + done,
                 source_name=str(files[0]),
                 target_name=str(files[1]) if is_pair else None,
                 sources=sides[0],
                 targets=sides[1] if is_pair else [],
-                reading=reading,
+                reading=reading._replace(columns=None) if is_table else reading,
             )
 
 
-def _units(lines: Iterator[bytes | None], reading: Reading) -> Iterator[bytes | None]:
-    """Yield lines, or the documents between blank ones; a document has at most `LONGEST_LINE`."""
+def _opened(path: Path) -> io.BufferedReader:
+    return open_regular(path, FAULT) if table_suffix(path) else open_text(path)
+
+
+def _first_line(path: Path) -> str:
+    with _opened(path) as file:
+        line = next(read_lines(file, str(path)), None) or b""
+        return shorten(line.decode(errors="replace").rstrip())
+
+
+def _holds_records(path: Path, reading: Reading) -> bool:
+    """Return whether fields are taken out of records here; else a .tsv file's are by a worker."""
+    kind, columns = table_suffix(path), reading.columns
+    return kind not in (None, ".tsv") or bool(kind and columns and has_header(path, columns))
+
+
+def _units(
+    file: io.BufferedReader, path: Path, reading: Reading
+) -> Iterator[bytes | BadLine | None]:
+    """Yield lines, records, or the documents between blank lines, of at most `LONGEST_LINE`."""
+    lines = read_lines(file, str(path))
+    if _holds_records(path, reading):
+        yield from read_records(lines, path, reading.columns)
+        return
     if reading.documents != "blank_lines":
         yield from lines
         return
@@ -348,10 +375,10 @@ def _state(path: Path) -> tuple[int, int, int, int]:
 
 def _read_facts(path: Path, reading: Reading) -> FileFacts:
     before = _state(path)
-    with open_text(path) as file, errors_naming(path, FAULT, OSError):
+    with _opened(path) as file, errors_naming(path, FAULT, OSError):
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        lines = sum(1 for _ in _units(read_lines(file, str(path)), reading))
+        lines = sum(1 for _ in _units(file, path, reading))
     if before != _state(path):
         raise InputError(f"{path}: changed while it was read; start again when it is complete")
     size, mtime_ns, ctime_ns, inode = before

@@ -108,7 +108,7 @@ def one_line_faults(folder: Path) -> Iterator[None]:
 def with_known_facts(store: Path, text: TextFiles, console: Console) -> TextFiles:
     """Return a text with its facts; a file that has not changed is not read again."""
     paths = [os.path.abspath(path) for path in (*text.sources, *text.targets)]
-    units = [text.reading.documents] if text.reading.documents else []
+    units = [text.reading.documents, text.reading.columns]  # what counts as a line of a file
     entry = store / "texts" / f"{json_digest([FORMAT, *units, *paths])}.json"
     with locked(entry.parent, console):
         earlier = read_entry(entry, list[FileFacts]) if entry.exists() else []

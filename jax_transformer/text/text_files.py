@@ -20,10 +20,23 @@ from jax_transformer.storage.reading import errors_naming, open_regular
 MAGICS = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no text, with which parallel zstd programs start a file (RFC 8878, section 3.1.2)
 MAGICS |= {bytes([low]) + b"\x2a\x4d\x18": "zstd" for low in range(0x50, 0x60)}
+PACKED_SUFFIXES = (".gz", ".xz", ".zst")  # of names; what is unpacked is told by the content
 COMPRESSED_CHUNK = 2**13  # bytes; zstd makes up to 2**15 times as many of them
 TEXT_CHUNK = 2**18  # bytes of text that are read at once
 LONGEST_LINE = 2**20  # bytes
 FAULT = "is no readable text; name a text file"
+ONE_A_LINE = "write the texts of one column to a file, one a line"
+NO_TEXTS = {  # by the end of a file's name, what it is, and the remedy
+    ".tmx": (
+        "a translation memory (TMX), which is XML and no lines of text",
+        'write its pairs to a .tsv file: the page "Text: from files to batches" has a program '
+        "for it",
+    ),
+    ".csv": ("a table and no lines of text", ONE_A_LINE),
+    ".jsonl": ("a table and no lines of text", ONE_A_LINE),
+    ".json": ("no lines of text", "write each record as a line of a .jsonl file"),
+    ".parquet": ("a table and no lines of text", "write its columns to a .csv or .jsonl file"),
+}
 
 
 class BadLine(InputError):
@@ -31,22 +44,27 @@ class BadLine(InputError):
 
     def __init__(self, place: str, fault: str) -> None:
         super().__init__(f"{place}: {fault}, or set bad_lines to 'skip'")
-        self.place = place
+        self.place, self.fault = place, fault
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        """Return how another process makes it anew."""
+        return type(self), (self.place, self.fault)
 
 
 def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text file for `decode_lines`."""
-    check_no_tmx(path)
+    check_lines(path)
     return open_regular(path, FAULT)
 
 
-def check_no_tmx(path: str | os.PathLike[str]) -> None:
-    """Refuse a translation memory, whose lines are XML."""
-    if os.fspath(path).lower().endswith((".tmx", ".tmx.gz")):
-        raise InputError(
-            f"{path}: is a translation memory (TMX), which is XML and no lines of text; write its "
-            'pairs to a .tsv file: the page "Text: from files to batches" has a program for it'
-        )
+def check_lines(path: str | os.PathLike[str]) -> None:
+    """Refuse a file whose name says that its lines are not texts."""
+    name = os.fspath(path).lower()
+    for suffix in PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    for suffix, (what, remedy) in NO_TEXTS.items():
+        if name.endswith(suffix):
+            raise InputError(f"{path}: is {what}; {remedy}")
 
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:

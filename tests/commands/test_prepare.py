@@ -73,7 +73,7 @@ def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys)
     Path("scored.tsv").write_bytes(pairs.encode() + b"a\xff\t0.1\tb\nab\t0.1\n")
     Path("bad").write_bytes(b"ab\nb\0\n")
     options = [*arguments(corpus, *OPTIONS), "--source", "scored.tsv", "bad", "source"]
-    options += ["--target", "bad", "target", "--tsv-columns", "1", "3"]
+    options += ["--target", "bad", "target", "--columns", "1", "3"]
     assert "scored.tsv:7:2: byte 0xff is not UTF-8" in refused("prepare", *options)
     prepare(*options, "--bad-lines=skip")
     report = capsys.readouterr().out.splitlines()[0]
@@ -81,7 +81,7 @@ def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys)
     assert report.endswith("; first bad lines: scored.tsv:7:2, scored.tsv:8, bad:2:2")
     message = refused("prepare", *options[:-3], "--bad-lines=refuse")
     assert "scored.tsv:1: has 2 tabs; write a source, one tab and a target, name" in message
-    assert "by tsv_columns" in message
+    assert "by columns" in message
 
 
 @pytest.mark.parametrize("option", ["--help", "-h", "--help-all"])

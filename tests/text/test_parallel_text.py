@@ -140,13 +140,13 @@ def test_blocks_take_the_memory_of_one(write):
 
 def test_files_that_make_no_pairs_are_refused():
     for sources, targets, message in (
-        ([], ["a"], "0 source files that are not .tsv, and 1 target files"),
-        (["a", "b"], ["c"], "2 source files that are not .tsv, and 1 target files"),
-        (["a.tsv", "b"], [], "1 source files that are not .tsv, and 0 target files; name a target"),
-        (["a.tsv", "b"], ["c", "d"], "1 source files that are not .tsv, and 2 target files"),
+        ([], ["a"], "0 source files that are no tables, and 1 target files"),
+        (["a", "b"], ["c"], "2 source files that are no tables, and 1 target files"),
+        (["a.tsv", "b"], [], "1 source files that are no tables, and 0 target files; name"),
+        (["a.tsv", "b"], ["c", "d"], "1 source files that are no tables, and 2 target files"),
         (["a.tmx"], [], r"a.tmx: is a translation memory \(TMX\)"),
         (["a"], ["b.tmx"], r"b.tmx: is a translation memory \(TMX\)"),
-        (["a.tsv.zst"], ["b"], "0 source files that .* 1 target files; .* a .tsv file holds pairs"),
+        (["a.tsv.zst"], ["b"], "0 source files that .* 1 target files; .* .tsv, .* file holds pairs"),
         (["a"], ["b.tsv"], "b.tsv: a .tsv file holds pairs"),
     ):
         with pytest.raises(InputError, match=message):
@@ -263,13 +263,13 @@ def test_pairs_of_a_tsv_file_and_of_two_files_are_one_text(write):
 )
 def test_columns_of_a_tsv_file_are_chosen(write, columns, expected):
     path = write("pairs.tsv", b"a\tA\t0.5\t\r\nb\tB\t0.7\tx\ty\n")
-    first, second = TextFiles((path,), reading=Reading(columns)).blocks(1)
+    first, second = TextFiles((path,), reading=Reading(tuple(map(str, columns)))).blocks(1)
     assert first.pairs() == [expected]
     assert second.pairs() == [tuple("b B 0.7 x".split()[column - 1] for column in columns)]
-    with pytest.raises(InputError, match=r":1: has 3 tabs; .* name their columns by tsv_columns"):
+    with pytest.raises(InputError, match=r":1: has 3 tabs; .* name their columns by columns"):
         next(TextFiles((path,)).blocks(1)).pairs()
-    with pytest.raises(InputError, match=r":1: has 3 tabs; .* by tsv_columns"):
-        next(TextFiles((path,), reading=Reading((1, 5))).blocks(1)).pairs()
+    with pytest.raises(InputError, match=r":1: has 3 tabs; .* by columns"):
+        next(TextFiles((path,), reading=Reading(("1", "5"))).blocks(1)).pairs()
 
 
 NO_TEXT = (b"\xff", b"a\0", b"\xc3(")
@@ -315,7 +315,7 @@ def test_bad_lines_shift_no_pair(tmp_path_factory, lines, tsv):
 
 def test_how_files_are_read_is_part_of_their_digest(write):
     path = write("pairs.tsv", b"a\tb\tc\n")
-    readings = [Reading(), SKIP, Reading((1, 2)), Reading((2, 1))]
+    readings = [Reading(), SKIP, Reading(("1", "2")), Reading(("2", "1"))]
     texts = [TextFiles((path,), reading=reading).with_facts() for reading in readings]
     assert len({text.sha256 for text in texts}) == 4
 
