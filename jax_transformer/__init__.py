@@ -29,6 +29,7 @@ Training:
 
 Models on disk, and errors:
 
+    train                    a run on pairs of texts, as the command makes it; returns a Translator
     Translator               text to text: a trained model as a function of strings
     load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
@@ -43,6 +44,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr__`
+    from jax_transformer.commands.train_pairs import train as train
     from jax_transformer.config import TransformerConfig as TransformerConfig
     from jax_transformer.decoding import Cache as Cache
     from jax_transformer.decoding import GenerationConfig as GenerationConfig
@@ -73,6 +75,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
 
 __version__ = "0.5.0"
 _NAMES_IN = {
+    "commands.train_pairs": "train",
     "config": "TransformerConfig",
     "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
     "init_cache score select_hypotheses",
@@ -105,4 +108,6 @@ def __dir__() -> list[str]:
     from importlib.util import find_spec
 
     names = {*globals(), *__all__}  # `help` imports each of them
-    return sorted(names if find_spec("tokenizers") else names - {"load", "save", "Translator"})
+    return sorted(
+        names if find_spec("tokenizers") else names - {"load", "save", "Translator", "train"}
+    )

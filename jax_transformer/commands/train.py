@@ -55,84 +55,96 @@ SHOWN = ("steps", "schedule", "max_tokens", "compute_dtype", "seed")
 
 
 def train(*argv: str) -> None:
-    """Parse the command line, read the text, train, write the model, translate the validation text.
-
-    An input error is one line and exit code 1.
-    """
-    console = Console(markup=False, highlight=False, soft_wrap=True)
+    """Parse the command line and train; an input error is one line and exit code 1."""
+    console = training_console()
     keep_compilations()
     try:
-        named = named_settings(argv)
-        arguments = named.arguments()
-        if arguments.keep_freed_memory:
-            keep_freed_memory()
-        distributed.initialize(
-            arguments.coordinator,
-            arguments.num_processes,
-            arguments.process_id,
-            lost_after=arguments.lost_after,
-        )
-        started, is_main = time.monotonic(), distributed.is_main()
-        console.quiet = not is_main
-        arguments, initial, resumed = _checked_arguments(named, console)
-        mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
-        settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
-        distributed.check_agreement(must_agree(settings, initial, mesh))
-        if unnamed := arguments.output is None:
-            created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
-            arguments = dataclasses.replace(arguments, output=Path(created.decode()))
-        show_settings(arguments, settings, mesh, console)
-        output = arguments.output
-        number_words = arguments.source is None and arguments.text is None
-        evaluation = Evaluation(
-            settings=settings,
-            text=corpora.validation_text,
-            tokenization=arguments.bleu_tokenization,
-            exact=number_words,
-            console=console,
-            mesh=mesh,
-            validation=corpora.validation,
-        )
-        check = partial(_check_not_taken, arguments, resumed)
-        exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
-        with stop_requests(console.print) as stop, exclusive:
-            if is_main:
-                if not resumed:
-                    loop.discard_run(output)  # the checkpoints of one that is overwritten
-                replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
-            # The number words are translated at the end only, unless their score selects.
-            translating = not number_words or arguments.training.select_by != "loss"
-            run = loop.Run(
-                directory=output,
-                settings=settings,
-                resumed=resumed,
-                stop=stop,
-                measure=evaluation.measure if translating else None,
-                tensorboard=arguments.tensorboard,
-                mesh=mesh,
-                lost_after=arguments.lost_after,
-                params=initial.params,
-                init_checkpoint=initial.checkpoint,
-                teachers=teachers_on(mesh, initial, arguments),
-            )
-            best = loop.train(run, corpora.training, corpora.validation, console)
-        if stop.signal is not None:  # it came after the last step, too late for the loop
-            saved = f"the run in {output} is saved, and its model is not written; resume writes it"
-            raise Stopped(f"stopped by {stop.signal.name}: {saved}", stop.signal)
-        if is_main:
-            evaluation.finish(output, best)
-            console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-            translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
-            if corpora.validation_text.targets:
-                console.print(f"to translate: {translate}")
-            if corpora.validation_text.targets and not number_words:
-                score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-                console.print(f"to score: {translate} | {score}")
+        train_as_named(named_settings(argv), console)
     except Stopped as stopped:
         console.print(str(stopped))
         sys.exit(stopped.exit_code)
     except Exception as error:
         distributed.fail(error)
+
+
+def training_console() -> Console:
+    """Return where a run reports to: standard output."""
+    return Console(markup=False, highlight=False, soft_wrap=True)
+
+
+def train_as_named(named: NamedSettings, console: Console) -> Path:
+    """Train as settings name it, write the model, and return the folder of the run.
+
+    Raises:
+        InputError: Something cannot be used.
+        Stopped: A signal has ended the run, which is saved.
+    """
+    arguments = named.arguments()
+    if arguments.keep_freed_memory:
+        keep_freed_memory()
+    distributed.initialize(
+        arguments.coordinator,
+        arguments.num_processes,
+        arguments.process_id,
+        lost_after=arguments.lost_after,
+    )
+    started, is_main = time.monotonic(), distributed.is_main()
+    console.quiet = not is_main
+    arguments, initial, resumed = _checked_arguments(named, console)
+    mesh = make_mesh(arguments.mesh or ("data=-1" if jax.process_count() > 1 else None))
+    settings, corpora = read_and_encode_text(arguments, initial, console, resumed)
+    distributed.check_agreement(must_agree(settings, initial, mesh))
+    if unnamed := arguments.output is None:
+        created = distributed.from_main(str(first_free_run()).encode() if is_main else None)
+        arguments = dataclasses.replace(arguments, output=Path(created.decode()))
+    show_settings(arguments, settings, mesh, console)
+    output = arguments.output
+    number_words = arguments.source is None and arguments.text is None
+    evaluation = Evaluation(
+        settings=settings,
+        text=corpora.validation_text,
+        tokenization=arguments.bleu_tokenization,
+        exact=number_words,
+        console=console,
+        mesh=mesh,
+        validation=corpora.validation,
+    )
+    check = partial(_check_not_taken, arguments, resumed)
+    exclusive = exclusive_folder(output, check, unnamed) if is_main else nullcontext()
+    with stop_requests(console.print) as stop, exclusive:
+        if is_main:
+            if not resumed:
+                loop.discard_run(output)  # the checkpoints of one that is overwritten
+            replace_file(output / SETTINGS_FILE, to_yaml(arguments.to_mapping()).encode())
+        # The number words are translated at the end only, unless their score selects.
+        translating = not number_words or arguments.training.select_by != "loss"
+        run = loop.Run(
+            directory=output,
+            settings=settings,
+            resumed=resumed,
+            stop=stop,
+            measure=evaluation.measure if translating else None,
+            tensorboard=arguments.tensorboard,
+            mesh=mesh,
+            lost_after=arguments.lost_after,
+            params=initial.params,
+            init_checkpoint=initial.checkpoint,
+            teachers=teachers_on(mesh, initial, arguments),
+        )
+        best = loop.train(run, corpora.training, corpora.validation, console)
+    if stop.signal is not None:  # it came after the last step, too late for the loop
+        saved = f"the run in {output} is saved, and its model is not written; resume writes it"
+        raise Stopped(f"stopped by {stop.signal.name}: {saved}", stop.signal)
+    if is_main:
+        evaluation.finish(output, best)
+        console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
+        translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
+        if corpora.validation_text.targets:
+            console.print(f"to translate: {translate}")
+        if corpora.validation_text.targets and not number_words:
+            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
+            console.print(f"to score: {translate} | {score}")
+    return output
 
 
 def _checked_arguments(

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from jax_transformer.commands.command_line import Parser, described, show_help
 from jax_transformer.config import TransformerConfig
-from jax_transformer.config.declared import check_mapping, checked_fields, declarations
+from jax_transformer.config.declared import (
+    check_mapping,
+    check_name,
+    checked_fields,
+    declarations,
+)
 from jax_transformer.errors import InputError
 from jax_transformer.runs.arguments import (
     DEFAULT_SENTINELS,
@@ -103,11 +108,7 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
     flags = _parser(Arguments(), command).parse(argv)
     asks, asks_all = flags.pop("help", False), flags.pop("help_all", False)
     dry_run = flags.pop("dry_run", False)
-    nested: dict[str, Any] = {
-        part: {name: flags.pop(name) for name in declarations(settings) if name in flags}
-        for part, settings in PARTS.items()
-    }
-    by_flag, by_file = _checked(nested | flags, "", text=True), ({}, {}, {})
+    by_flag, by_file = _checked(_in_parts(flags), "", text=True), ({}, {}, {})
     if path := by_flag[0].get("config"):
         by_file = _checked(check_mapping(read_yaml(path), f"{path}: "), f"{path}: ")
     parts = (file | flag for file, flag in zip(by_file, by_flag, strict=True))
@@ -120,6 +121,25 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
         usual = [name for name in shown if name in Arguments.USUAL]
         show_help(_parser(named.arguments(), command, shown if asks_all else usual))
     return named
+
+
+def named_values(**values: Any) -> NamedSettings:
+    """Return what a call in Python names: settings of the run, the model and the training."""
+    parts = map(declarations, (Arguments, *PARTS.values()))
+    known = [name for part in parts for name in part if name not in PARTS]
+    for name, value in values.items():
+        check_name(name, value, known)
+    return NamedSettings(*_checked(_in_parts(values), ""))
+
+
+def _in_parts(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of the model and of the training as mappings of their own."""
+    parts = {
+        part: {name: named[name] for name in declarations(settings) if name in named}
+        for part, settings in PARTS.items()
+    }
+    of_parts = set().union(*parts.values())
+    return {name: value for name, value in named.items() if name not in of_parts} | parts
 
 
 def _checked(

@@ -125,7 +125,7 @@ def check_mapping(values: Any, prefix: str = "") -> dict[str, Any]:
     return dict(values)
 
 
-def check_name(name: str, value: Any, declared: Mapping[str, Any], prefix: str = "") -> None:
+def check_name(name: str, value: Any, declared: Collection[str], prefix: str = "") -> None:
     """Refuse a name that is not declared; the message has the nearest one."""
     if name not in declared:
         name = shorten(name).strip("'")
