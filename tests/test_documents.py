@@ -78,6 +78,13 @@ def test_every_extra_is_one_of_the_project():
             assert extra in extras, f"{path}: [{extra}]"
 
 
+def test_every_extra_has_a_row_on_the_page_about_the_installation():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    page = (ROOT / "docs" / "how_to" / "install.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
+    assert rows == [*project["optional-dependencies"]]
+
+
 def test_every_test_that_a_document_names_exists():
     for (name, test), path in names(r"(tests/[\w/]+\.py)::(\w+)"):
         text = (ROOT / name).read_text("utf-8")
