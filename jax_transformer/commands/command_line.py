@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from jax_transformer.config.declared import checked, declarations, meant
@@ -22,7 +23,8 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses a wrong argument in one line, and keeps values as text.
 
     The results have only the values that are named. If `shown` is not None, it has the names of
-    the flags that the parser knows: it shows a help, and parses nothing.
+    the flags that the parser knows: it shows a help, and parses nothing. A help that is short has
+    the first clause about each flag.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class Parser(argparse.ArgumentParser):
         description: str,
         positional: Sequence[str] = (),
         shown: Collection[str] | None = None,
+        is_short: bool = False,
     ) -> None:
         super().__init__(
             f"jax-transformer {command}",
@@ -41,7 +44,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=False,
         )
-        self.positional, self.shown = positional, shown
+        self.positional, self.shown, self.is_short = positional, shown, is_short
         self.heading: Any = self  # the part of the help under which the next flags stand
         self.add_argument("-h", "--help", action="store_true", help="show this help and exit")
         others = argparse.SUPPRESS if shown is None else "show all arguments and exit"
@@ -55,12 +58,14 @@ class Parser(argparse.ArgumentParser):
         # Without a default, the help says what happens.
         has_none = any(default is absent for absent in (REQUIRED, None, False)) or default == ""
         shown = "" if has_none else f" (default: {'yes' if default is True else default})"
+        if self.is_short:
+            help_text = re.split(r"[.;:] ", help_text)[0].removesuffix(".")
         help_text = f"{help_text}{shown}".replace("%", "%%")
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
             self.add_argument(name, metavar=name.upper(), help=help_text)
         elif declared is bool:
-            action = argparse.BooleanOptionalAction
+            action = "store_true" if self.is_short else argparse.BooleanOptionalAction
             self.heading.add_argument(*flags, action=action, help=help_text)
         else:
             kinds = (declared, *get_args(declared))
@@ -72,7 +77,7 @@ class Parser(argparse.ArgumentParser):
             self.heading.add_argument(
                 *flags,
                 dest=name,
-                metavar=f"{{{','.join(choices)}}}" if choices else name.upper(),
+                metavar=f"{{{','.join(choices)}}}" if choices else _kind(declared),
                 type=(lambda word: word.split(",")) if depth > 1 else str,
                 nargs="*" if depth else None,
                 help=help_text,
@@ -172,6 +177,15 @@ def described(documented: type) -> tuple[str, dict[str, str]]:
             for name, help_text in entries
         }
     return text, helps
+
+
+def _kind(declared: Any) -> str:
+    """Return what stands for a value in the help: N for a number, FILE for a path, else TEXT."""
+    for kind, word in ((Path, "FILE"), (int, "N"), (float, "N")):
+        if declared is kind:
+            return word
+    kinds = [_kind(part) for part in get_args(declared) if isinstance(part, type) or get_args(part)]
+    return next((word for word in kinds if word != "TEXT"), "TEXT")
 
 
 def _list_depth(declared: Any) -> int:

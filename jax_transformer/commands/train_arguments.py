@@ -36,13 +36,15 @@ PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the setti
 
 
 # The headings of the help, by the first argument under each.
-HEADINGS = {"source": "text", "vocab_size": "tokenizer", "init": "initial model", "output": "run"}
-HEADINGS |= {"mesh": "devices and processes", "preset": "preset", "d_model": "sizes of the model"}
-HEADINGS |= {"token_embeddings": "embeddings and positions", "output_projection": "output"}
-HEADINGS |= {"attention_scale": "attention and feed-forward networks", "norm": "norms"}
+HEADINGS = {"source": "text", "vocab_size": "tokenizer", "init": "initial model, teacher"}
+HEADINGS |= {"output": "run", "mesh": "devices and processes", "preset": "preset"}
+HEADINGS |= {"d_model": "sizes of the model", "token_embeddings": "embeddings and positions"}
+HEADINGS |= {"output_projection": "output", "norm": "norms"}
+HEADINGS |= {"attention_scale": "attention and feed-forward networks"}
 HEADINGS |= {"dropout": "dropout and initialization", "steps": "steps and learning rate"}
-HEADINGS |= {"adam_beta1": "optimizer", "num_microbatches": "memory, precision and averages"}
-HEADINGS |= {"label_smoothing": "objective and batches", "evaluation_interval": "evaluation"}
+HEADINGS |= {"optimizer": "optimizer", "freeze": "what is trained"}
+HEADINGS |= {"num_microbatches": "memory, precision and averages", "objective": "objective"}
+HEADINGS |= {"max_tokens": "batches", "evaluation_interval": "evaluation", "bpe_dropout": "chance"}
 PREPARE = """Encode the training text as `jax-transformer train` would do, and keep it.
 
 The arguments are those of `jax-transformer train`, so a command line can be used for both. Those
@@ -119,7 +121,7 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
             shown = ["dry_run", *shown[: shown.index("output")], "max_length", "seed"]
         shown = [name for name in shown if name not in DECIDED]
         usual = [name for name in shown if name in Arguments.USUAL]
-        show_help(_parser(named.arguments(), command, shown if asks_all else usual))
+        show_help(_parser(named.arguments(), command, shown if asks_all else usual, not asks_all))
     return named
 
 
@@ -157,9 +159,15 @@ def _checked(
     return checked_fields(Arguments, of_run, prefix, text=text), *parts
 
 
-def _parser(defaults: Arguments, command: str, shown: Collection[str] | None = None) -> Parser:
+def _parser(
+    defaults: Arguments,
+    command: str,
+    shown: Collection[str] | None = None,
+    is_short: bool = False,
+) -> Parser:
     prepares = command == "prepare"
-    parser = Parser(command, PREPARE if prepares else described(Arguments)[0], shown=shown)
+    text = PREPARE if prepares else described(Arguments)[0]
+    parser = Parser(command, text, shown=shown, is_short=is_short)
     if prepares:
         parser.add("dry_run", bool, "Keep nothing of the text; say what would be kept.", False)
     values = vars(defaults) | dict(defaults.model) | vars(defaults.training)

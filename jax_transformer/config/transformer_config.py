@@ -180,7 +180,7 @@ class TransformerConfig:
             the second attention and adds the residual to them. It needs targets as long as their
             sources, and targets do not attend to each other. "merged" is one attention to targets
             and memory side by side, with the same projections (T5Gemma 2).
-        dropout: Dropout rate of sublayers and embeddings.
+        dropout: Dropout of sublayers and embeddings.
         attention_dropout: Rate on the attention weights; None means `dropout`.
         activation_dropout: Rate inside the feed-forward network; None means `dropout`.
         dropout_placement: "sublayer" drops each sublayer's output before the residual addition

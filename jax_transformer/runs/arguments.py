@@ -67,7 +67,8 @@ class Arguments:
             are drawn, in proportion. Without it, each is drawn once an epoch.
         prefixes: Text before the sources, for example "translate German to English: ": one for the
             pairs and one for the plain text; with --weights, one for each file.
-        valid_source: Validation text: selects the best parameters and is translated at the end.
+        valid_source: Validation text, which selects the best parameters and is translated at the
+            end.
         valid_target: Translation of the validation text, line by line.
         columns: Columns of the source and of the target in .tsv, .csv and .jsonl files: by names
             of the header or keys, for example de en or translation.de translation.en; by numbers,
@@ -85,8 +86,8 @@ class Arguments:
             A later run on the same text, tokenizer and limits uses them again.
         vocab_size: Entries of the byte-pair encoding that both languages share; with --tokenizer or
             --init, the number of ids of the source's tokenizer.
-        sentinels: Number of sentinels of a tokenizer that is trained: it is then a unigram model
-            with <mask> and the mode tokens of UL2. By default 100 with --text, 0 without.
+        sentinels: Sentinels of a tokenizer that is trained: it is then a unigram model with <mask>
+            and the mode tokens of UL2. By default 100 with --text, 0 without.
         byte_fallback: Whether that encoding also has the 256 bytes, from which it makes a character
             that the training text lacks; if not, it becomes <unk>.
         tokenizer_pairs: Most training pairs that the tokenizer is trained on, chosen by --seed.
@@ -94,9 +95,9 @@ class Arguments:
             tokenizer or of a model.
         target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
             model with token_embeddings "separate".
-        init: Model to start from: the folder of a model of this library or of Hugging Face. The run
-            keeps its tokenizer, its config and its generation defaults; only the dropout rates may
-            be others.
+        init: Folder of the model to start from, of this library or of Hugging Face. The run keeps
+            its tokenizer, its config and its generation defaults; only the dropout rates may be
+            others.
         init_keeps: What to keep of the last checkpoint of the run in --init beside its parameters:
             Adam's "moments", the "step" at which the schedule goes on, or both. Everything else may
             be another: learning rate, batches, text.
@@ -132,9 +133,10 @@ class Arguments:
     """
 
     USUAL = tuple(
-        "config source target valid_source valid_target text objective init output resume mesh "
-        "steps warmup_steps "
-        "max_tokens dry_run".split()
+        "config source target columns valid_source valid_target text vocab_size sentinels init "
+        "output overwrite resume mesh preset d_model num_heads d_ff d_kv num_encoder_layers "
+        "num_decoder_layers dropout steps schedule warmup_steps learning_rate freeze lora_rank "
+        "objective label_smoothing max_tokens evaluation_interval dry_run".split()
     )
     config: Path | None = field(default=None, metadata=UNWRITTEN)
     source: tuple[Path, ...] | None = field(default=None, metadata=CHANGEABLE)

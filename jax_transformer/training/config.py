@@ -50,15 +50,16 @@ class TrainingConfig:
 
     Attributes:
         steps: Optimizer steps.
-        schedule: Learning rate after the linear warm-up: "noam" is section 5.3, whose rate follows
-            from the model's width; the others have the rate that learning_rate names, which
-            fine-tuning needs. "cosine" ends at 0 with the last step. "t5" has no linear warm-up:
-            its rate is constant for `warmup_steps`, then falls with the inverse square root of the
-            step (Raffel et al. 2020, section 3.1.2: learning_rate 0.01, warmup_steps 10000).
-        warmup_steps: Steps in which the learning rate grows linearly (section 5.3).
+        schedule: Course of the learning rate after the linear warm-up: "noam" is section 5.3, whose
+            rate follows from the model's width; the others have the rate that learning_rate names,
+            which fine-tuning needs. "cosine" ends at 0 with the last step. "t5" has no linear
+            warm-up: its rate is constant for `warmup_steps`, then falls with the inverse square
+            root of the step (Raffel et al. 2020, section 3.1.2: learning_rate 0.01, warmup_steps
+            10000).
+        warmup_steps: Steps of the linear warm-up (section 5.3).
         learning_rate_factor: With "noam", factor on the rate of section 5.3; the peak is factor /
             sqrt(d_model * warm-up steps).
-        learning_rate: With any other schedule, the peak of the learning rate; by default 0.001.
+        learning_rate: Peak of the learning rate, with any schedule but "noam"; by default 0.001.
         cooldown_steps: Last steps in which the rate also falls linearly to 0; not with "cosine".
         optimizer: "adam", or by their names in optax "adafactor" (Shazeer and Stern 2018), which
             clips each update and scales it by its parameter, and "muon" (Jordan et al. 2024) for
@@ -71,12 +72,11 @@ class TrainingConfig:
             Without it, no limit.
         spike_factor: Reject a step whose loss is above this factor times the median of the 32
             losses before it; without it, only losses and gradients that are not finite.
-        freeze: Keep the parameters fixed whose path matches one of these patterns, for example
-            'encoder/*'. The paths are those that jax-transformer convert prints; "*" also matches
-            "/".
-        lora_rank: Train an adapter of this rank (LoRA, Hu et al. 2021) beside the products that
-            lora_targets match, and nothing else. The run writes it as a folder of PEFT, and the
-            model with the adapter merged. Without it, the parameters themselves are trained.
+        freeze: Patterns of parameters to keep fixed: of their paths, for example 'encoder/*', as
+            jax-transformer convert prints them; "*" also matches "/".
+        lora_rank: Rank of an adapter (LoRA, Hu 2021), which alone is trained: it stands beside the
+            products that lora_targets match. The run writes it as a folder of PEFT, and the model
+            with the adapter merged. Without it, the parameters themselves are trained.
         lora_alpha: The adapter's product is scaled by lora_alpha / lora_rank; without it, by 1.
         lora_targets: Patterns of the paths of these products, for example '*/query' or
             '*/feed_forward/*'.
@@ -91,7 +91,7 @@ class TrainingConfig:
             inputs, or "dots", everything except the matrix products with kernels.
         scan_layers: Compile the layers as one loop, which shortens the compilation of a deep model;
             the dropout masks are then different ones.
-        objective: What a plain text (--text) trains: "span_corruption" (T5), "ul2" (seven
+        objective: What plain text (--text) trains: "span_corruption" (T5), "ul2" (seven
             denoisers), "infilling" (BART) or "prefix_lm". Pairs always train "translation".
         noise_density: Share of the tokens that are noise; by default 0.15 for "span_corruption",
             0.3 for "infilling".
