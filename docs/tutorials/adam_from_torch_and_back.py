@@ -66,7 +66,7 @@ print(f"loss {losses[0]:.3f} before, {losses[-1]:.3f} after 50 steps in torch")
 # `torch_nn_model(mine, embedding_scale="none", pad_id=1, bos_id=2, eos_id=3)`, and compare the
 # first loss with torch's: a wrong field causes no error.
 #
-# Torch's optimizer knows its parameters by numbers only. The names are those of
+# Torch's optimizer identifies its parameters only by numbers. Their names are those of
 # `named_parameters()`, in the order in which the optimizer was given them. Rate, betas and epsilon
 # are settings: name the same ones.
 

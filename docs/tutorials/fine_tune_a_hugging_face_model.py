@@ -94,7 +94,8 @@ print(model.generation)
 # ## Trained on here, and given back
 #
 # `--init` keeps the config, the tokenizer and the generation defaults of the folder. `--freeze`
-# would keep a part of the parameters. `convert --output-layout` writes the folder for transformers.
+# would keep a part of the parameters unchanged. `convert --output-layout` writes the folder for
+# transformers.
 
 
 # %%

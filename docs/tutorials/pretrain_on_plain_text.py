@@ -57,8 +57,8 @@ print(printed)
 # %% [markdown]
 # ## The model restores what is hidden
 #
-# A source has a sentinel in the place of each span. The model writes each sentinel, and the span. A
-# line of this length has one span of two tokens, hidden at a random place: the model knows how a
+# In a source, a sentinel replaces each span. The model writes each sentinel, followed by its span.
+# A line of this length has one span of two tokens, hidden at a random place: the model knows how a
 # month is spelt. It cannot know a day or a year.
 
 # %%

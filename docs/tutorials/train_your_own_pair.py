@@ -86,8 +86,9 @@ for hypothesis in result.hypotheses:
 # ## What the model attends to
 #
 # The weights of the attention over the source are an alignment of both texts. A row is a token of
-# the target, and says where the decoder looked when it wrote the token. As the last line of a cell,
-# a result is a table of its translations, and `alignment` draws itself; here it is drawn by hand.
+# the target, and says where the decoder looked when it wrote the token. A notebook shows a result,
+# as the last line of a cell, as a table of its translations, and an `alignment` as a picture. Here
+# the cell draws the picture itself.
 
 # %% alt="Each German token attends to its counterpart: the day, the month, the year"
 import matplotlib.pyplot as plt
