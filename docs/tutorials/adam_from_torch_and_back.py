@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Go on from torch's Adam, and home
 #
-# A training that torch began goes on in JAX as if nothing had happened, because Adam's moments and
-# its step count come with the weights. A layout only renames, transposes and stacks, so it moves a
-# moment as it moves a weight.
+# This page continues in JAX a training that torch began. Nothing is lost, because Adam's moments
+# and its step count are converted together with the weights. A layout only renames, transposes and
+# stacks, so it converts a moment like a weight.
 #
 # ## 50 steps in torch
 #
@@ -64,9 +64,9 @@ print(f"loss {losses[0]:.3f} before, {losses[-1]:.3f} after 50 steps in torch")
 #
 # A module does not show what its `forward` does. Name what differs from the defaults, for example
 # `torch_nn_model(mine, embedding_scale="none", pad_id=1, bos_id=2, eos_id=3)`, and compare the
-# first loss with torch's: a wrong field is no error.
+# first loss with torch's: a wrong field causes no error.
 #
-# Torch's optimizer knows its parameters by numbers only. The names are those of
+# Torch's optimizer identifies its parameters only by numbers. Their names are those of
 # `named_parameters()`, in the order in which the optimizer was given them. Rate, betas and epsilon
 # are settings: name the same ones.
 
@@ -126,7 +126,7 @@ print(f"from a training that stayed in JAX, by {largest(losses, expected):.1e}")
 assert largest(losses[:1], expected[:1]) <= 3e-7
 
 # %% [markdown]
-# The differences after many steps are rounding that Adam enlarges where a gradient is nearly 0.
+# The differences after many steps are rounding, which Adam enlarges where a gradient is nearly 0.
 #
 # ## Where to go on
 #

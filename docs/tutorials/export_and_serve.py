@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Export and serve
 #
-# A trained model leaves for programs that know nothing of this library, and a server answers
-# requests with it. This page needs the extras `[train]`, `[export]`, `[ctranslate2]` and `[ray]`.
+# This page exports a trained model for programs that know nothing of this library, and serves it.
+# It needs the extras `[train]`, `[export]`, `[ctranslate2]` and `[ray]`.
 #
 # The model is trained in the first cell, on dates, as in [Train your own
 # pair](../tutorials/train_your_own_pair.py).
@@ -51,17 +51,17 @@ print(*expected.splitlines()[:3], sep="\n")
 # %% [markdown]
 # ## Out to CTranslate2
 #
-# An export proves itself before its folder has a name: the program that will run it and this
-# library translate the same random sources, and every token must be equal. A fault leaves nothing
-# behind.
+# An export is checked before its folder gets its name: the program that will run it and this
+# library translate the same random sources, and every token must be equal. If the check fails,
+# nothing is left behind.
 
 # %%
 print(run("jax-transformer export runs/dates served --to ctranslate2"))
 print(*sorted(path.name for path in Path("served").iterdir()), sep="\n")
 
 # %% [markdown]
-# CTranslate2 and tokenizers are all that the next cell imports. Its three options are those that
-# keep its search equal to the one of this library.
+# The next cell imports only CTranslate2 and tokenizers. Its three options make its search equal to
+# that of this library.
 
 # %%
 import ctranslate2
@@ -86,8 +86,9 @@ assert texts == expected.splitlines()
 # %% [markdown]
 # ## Out to StableHLO
 #
-# The same model as programs for CPUs, GPUs and TPUs. The folder's README.md holds a Python program
-# that turns lines into lines; it imports jax, numpy, safetensors and tokenizers alone.
+# The next cell writes the same model as programs for CPUs, GPUs and TPUs. The folder's README.md
+# holds a Python program that translates lines; it imports only jax, numpy, safetensors and
+# tokenizers.
 
 # %%
 print(run("jax-transformer export runs/dates programs --to stablehlo"))
@@ -107,8 +108,8 @@ print(texts[: texts.index("\n", 60)])
 #
 # For one machine, [serve.py](../serving.md) of the standard library is enough.
 # [ray_serve.py](../examples/ray_serve.py) serves a model on [Ray Serve](https://docs.ray.io).
-# Copy it and change it: it is a program of yours then. Requests of different clients enter one
-# search, and no answer depends on the others. The server speaks LibreTranslate's JSON.
+# Copy it and change it: it is your program then. Requests of different clients share one search,
+# and no answer depends on the others. The server speaks LibreTranslate's JSON.
 
 # %%
 import shutil
@@ -172,4 +173,4 @@ server.wait()
 #
 # - [Many machines, and serving](../serving.md): replicas, limits, what happens when one dies, and
 #   what was measured.
-# - A model of Hugging Face leaves by the same command: `jax-transformer export opus-mt-en-de OUT`.
+# - The same command exports a model of Hugging Face: `jax-transformer export opus-mt-en-de OUT`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Fine-tune a Hugging Face model and give it back
 #
-# A folder that `save_pretrained` of transformers wrote comes in whole: weights, tokenizer,
-# generation defaults. It is trained on here, goes home whole, and transformers computes the same
-# with it.
+# This library reads a whole folder that `save_pretrained` of transformers wrote: weights,
+# tokenizer, generation defaults. This page trains the model further and writes such a folder again.
+# transformers computes the same with it.
 #
 # ## A folder to start from
 #
@@ -94,7 +94,8 @@ print(model.generation)
 # ## Trained on here, and given back
 #
 # `--init` keeps the config, the tokenizer and the generation defaults of the folder. `--freeze`
-# would keep a part of the parameters. `convert --output-layout` writes the folder that goes home.
+# would keep a part of the parameters unchanged. `convert --output-layout` writes the folder for
+# transformers.
 
 
 # %%

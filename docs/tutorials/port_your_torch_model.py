@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Port your torch model
 #
-# A model that you wrote around `torch.nn.Transformer` comes to JAX with its weights, computes the
-# same numbers there, is trained, and goes home to the same torch class.
+# This page converts a model that you wrote around `torch.nn.Transformer`, with its weights, to JAX.
+# It computes the same numbers there, is trained, and is loaded into the same torch class again.
 #
 # ## The model that you have
 
@@ -42,8 +42,8 @@ mine = Mine().eval()
 # ## Its config and its names
 #
 # `convert.torch_nn_model` reads heads, widths, norms and activation from the module and finds the
-# tables and the head around it, also a buffer of sinusoids or a table of learned positions. What
-# the module's `forward` does with them it cannot read: here the embeddings are multiplied by the
+# tables and the head around it, also a buffer of sinusoids or a table of learned positions. It
+# cannot read what the module's `forward` does with them: here the embeddings are multiplied by the
 # square root of the width, which is the default, and nothing is added for positions.
 
 # %%
@@ -73,13 +73,13 @@ assert error < 1e-5
 # %% [markdown]
 # This is the rounding of float32. It grows with the length, and with 512 tokens it may be above
 # 1e-5. A wrong formula shows in float64: after `jax.config.update("jax_enable_x64", True)` and
-# `mine.double()`, two right models differ by some 1e-14.
+# `mine.double()`, two correct models differ by some 1e-14.
 #
 # ## What a wrong config looks like
 #
-# A wrong field may convert without an error and compute other numbers. `parity.compare` takes what
-# the parts of both models computed on the same ids, and names the first block that differs. Here
-# it is the feed-forward network of the first layer; its table has all blocks, and their errors:
+# A wrong field may convert without an error and compute other numbers. `parity.compare` compares
+# what the parts of both models computed on the same ids, and names the first block that differs.
+# Here it is the feed-forward network of the first layer. The table has all blocks and their errors:
 
 # %%
 import dataclasses
@@ -132,14 +132,15 @@ print(f"largest difference after training: {error:.1e}")
 assert error < 1e-4
 
 # %% [markdown]
-# A buffer that the module computes, such as sinusoids, has no parameter: it comes back as this
-# library computes it, which is another rounding of the same numbers. To keep your own bits, pass
+# A buffer that the module computes, such as sinusoids, has no parameter: it is converted back as
+# this library computes it, with another rounding of the same numbers. To keep your own bits, pass
 # `buffers=mine.state_dict()` to `convert.to_torch`.
 #
 # ## Saved, and loaded again
 #
-# A model and its tokenizer are a folder: `jax_transformer.save` writes it, and `load` and
-# `jax-transformer translate` read it. A model of ids without a tokenizer is a file of its tensors:
+# A model with its tokenizer is saved as a folder: `jax_transformer.save` writes it, and `load` and
+# `jax-transformer translate` read it. A model of ids without a tokenizer can be saved as a file of
+# its tensors:
 
 # %%
 convert.weight_files.write("mine.safetensors", convert.to_torch(params, config, layout))

@@ -2,8 +2,8 @@
 # # Pre-train on plain text
 #
 # A model learns a language from text alone: spans of it are hidden, and the model restores them.
-# Here the text is German and English dates, so that the training takes seconds. Your own files go
-# the same way.
+# Here the text is German and English dates, so that the training takes seconds. Use your own files
+# in the same way.
 
 # %%
 import itertools
@@ -57,8 +57,8 @@ print(printed)
 # %% [markdown]
 # ## The model restores what is hidden
 #
-# A source has a sentinel in the place of each span. The model writes each sentinel, and the span. A
-# line of this length has one span of two tokens, which was hidden anywhere: the model knows how a
+# In a source, a sentinel replaces each span. The model writes each sentinel, followed by its span.
+# A line of this length has one span of two tokens, hidden at a random place: the model knows how a
 # month is spelt. It cannot know a day or a year.
 
 # %%
@@ -85,8 +85,8 @@ assert sum(restored) >= 6
 # %% [markdown]
 # ## The model as a folder of transformers
 #
-# The folder has the tokenizer too. transformers loads it and can train it further; `--init` takes
-# it back.
+# The folder has the tokenizer too. transformers loads it and can train it further; `--init` starts
+# from it.
 
 # %%
 import torch

@@ -36,7 +36,7 @@ TRAINING, HELD_OUT = PAIRS[:20_000], PAIRS[20_000:20_200]
 # %% [markdown]
 # ## Tokenizer
 #
-# A token is a character. Three ids are special: padding, the begin and the end of a target.
+# A token is a character. Three ids are special: padding, the beginning and the end of a target.
 
 # %%
 PAD, BEGIN, END = range(3)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train your own pair
 #
-# Two files of text, line by line translations of each other, become a model that translates. Here
-# the two languages are English and German dates, so that the training takes seconds. Your own
-# files go the same way.
+# This page trains a translation model from two files of text, whose lines are translations of each
+# other. Here the two languages are English and German dates, so that the training takes seconds.
+# Use your own files in the same way.
 
 # %%
 import itertools
@@ -35,8 +35,8 @@ print(pairs[0])
 #
 # The tokenizer (a byte-pair encoding that both sides share) is trained on the text, the text is
 # encoded once, and 200 pairs are held out for validation. The settings below make the model
-# small; without them the command takes those of a model for some ten thousand sentences. Such a
-# command is for a shell; the function only shows what it prints.
+# small; without them the command uses settings for some ten thousand sentences. In your work, run
+# such a command in a shell; the function here only shows what it prints.
 
 
 # %%
@@ -57,7 +57,7 @@ print(printed)
 
 # %% [markdown]
 # The loss does not fall to 0 because of label smoothing: the targets keep 10 % of their
-# probability for other tokens, and the lowest possible loss is the entropy of that.
+# probability for other tokens, and the lowest possible loss is the entropy of this distribution.
 #
 # ## The model translates what it has not seen
 #
@@ -86,8 +86,9 @@ for hypothesis in result.hypotheses:
 # ## What the model attends to
 #
 # The weights of the attention over the source are an alignment of both texts. A row is a token of
-# the target, and says where the decoder looked when it wrote the token. As the last line of a cell,
-# a result is a table of its translations, and `alignment` draws itself; here it is drawn by hand.
+# the target, and says where the decoder looked when it wrote the token. A notebook shows a result,
+# as the last line of a cell, as a table of its translations, and an `alignment` as a picture. Here
+# the cell draws the picture itself.
 
 # %% alt="Each German token attends to its counterpart: the day, the month, the year"
 import matplotlib.pyplot as plt
@@ -104,6 +105,6 @@ plt.show()
 #
 # - The folder `runs/dates` holds the model, its log and its checkpoints: [the files of a
 #   run](../training.md#the-files-of-a-run).
-# - The training may be killed at any moment and goes on with `--resume`, with the same bits:
-#   [killed runs](../how_to/killed_runs.md).
+# - The training may be killed at any moment. `--resume` continues it, and the result is the same
+#   bit for bit: [killed runs](../how_to/killed_runs.md).
 # - Several files, compressed text, filters and mixtures are in [big corpora](../data.md).

@@ -2,7 +2,7 @@
 # # Translate in bulk
 #
 # A file of any length is translated in windows: the memory stays the same, the order stays that
-# of the input, and a command that was killed goes on where it was.
+# of the input, and a command that was killed continues where it stopped.
 #
 # The model of this page is trained in the first cell, on dates, as in [Train your own
 # pair](../tutorials/train_your_own_pair.py).
@@ -50,9 +50,9 @@ run(
 # ## A file in, a file out
 #
 # With `--output`, the unfinished file is `output.de.part`. It takes its name when the last line
-# is written, so that a file of that name is whole. After a kill the same command with `--resume`
-# goes on and ends with the same bytes. An output that is there already is refused; `--overwrite`
-# replaces it.
+# is written, so that a file of that name is complete. After a kill, the same command with
+# `--resume` continues, and the output is the same byte for byte. An output that is there already is
+# refused; `--overwrite` replaces it.
 
 # %%
 import time
@@ -118,7 +118,7 @@ for text in ("may 8, 1955", "thursday"):
 #
 # - All options of the search, and long texts, sentence by sentence: [Hugging Face
 #   folders](../huggingface.md#translating-long-inputs).
-# - Models of Hugging Face translate by the same command: [Hugging Face
-#   folders](../huggingface.md).
+# - The same command translates with models of Hugging Face:
+#   [Hugging Face folders](../huggingface.md).
 # - Many devices: `Translator(..., mesh=jax_transformer.make_mesh("data=-1"))` divides the texts.
 # - The speed beside transformers and CTranslate2: [results](../results.md#speed-of-decoding).

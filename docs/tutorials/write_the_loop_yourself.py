@@ -3,8 +3,8 @@
 #
 # Everything that `train.py` does is made of pure functions: a tokenizer, a loss, a step, a
 # placement on devices. Here they are one after the other, in a loop of your own, with a loss and an
-# optimizer of your own. The model learns to translate English dates into German ones, and ends as a
-# folder that `jax-transformer translate` reads.
+# optimizer of your own. The model learns to translate English dates into German ones, and is saved
+# as a folder that `jax-transformer translate` reads.
 #
 # This page asks JAX for two devices on one CPU, so that the last parts have something to share. On
 # your machine leave the line out.
@@ -65,9 +65,9 @@ print(jax.tree.map(np.shape, params["encoder"]["layers_0"]["self_attention"]))
 # %% [markdown]
 # ## Rows of ids become a batch
 #
-# `encode_source` and `encode_target` end each row with EOS. The decoder reads the target behind
-# BOS and predicts it with EOS. `pad` makes arrays; `jax.jit` compiles each length anew, so a loop
-# uses few lengths.
+# `encode_source` and `encode_target` end each row with EOS. The decoder reads BOS and the target,
+# and predicts the target and EOS. `pad` makes arrays; `jax.jit` compiles again for each length, so
+# a loop uses few lengths.
 
 # %%
 
@@ -138,7 +138,7 @@ def step(params, state, batch, key):
 # With the cross-entropy alone, `jt.make_train_step(config, optimizer, label_smoothing=0.1)` returns
 # such a step, and `num_microbatches=4` adds up the gradients of four parts of the batch: they are
 # divided once by the number of all targets. `optax.MultiSteps` takes the mean of the parts' means
-# instead, which is another step where the parts have unequal numbers of targets.
+# instead, which is a different step if the parts have unequal numbers of targets.
 #
 # ## One device or many
 #
@@ -146,8 +146,8 @@ def step(params, state, batch, key):
 # and the parameters, `tensor` the heads. Under `jax.set_mesh`, `apply` splits the rows of a batch
 # by itself, in a step of your own too, and the gradients are those of the whole batch. The dropout
 # masks are those of one device (on TPUs they depend on the mesh). The same loop runs on one device
-# with `make_mesh(None)`. A state that exists already is placed as the parameters are:
-# `parameter_shardings` takes any tree.
+# with `make_mesh(None)`. Place a state that already exists like the parameters:
+# `parameter_shardings` accepts any tree.
 
 # %%
 mesh = jt.make_mesh("fsdp=2")
@@ -202,8 +202,8 @@ assert right > 0.8
 # ## A folder that all commands read
 #
 # `save` writes the config, the parameters and the tokenizer; `load` and `Translator` read them,
-# `jax-transformer translate` and `export` too. A translation has at most ten tokens more than twice
-# those of its line, unless `--max-new-tokens` says otherwise.
+# `jax-transformer translate` and `export` too. A translation has at most twice the tokens of its
+# line plus ten, unless `--max-new-tokens` sets another limit.
 
 # %%
 import subprocess
@@ -232,7 +232,7 @@ biased = EncoderLayer(config).apply(layer, x, AttentionContext(position_bias=bia
 assert not np.allclose(biased, EncoderLayer(config).apply(layer, x))
 
 # %% [markdown]
-# - **An own activation** has no place: the field `activation` names relu, gelu, gelu_tanh or
+# - **An own activation** is not possible: the field `activation` names relu, gelu, gelu_tanh or
 #   silu.
 #
 # ## Where to go on
