@@ -48,7 +48,9 @@ class Weights:
             it is. With a TOML file as --layout, also a folder with shards and their index. With
             the name of a training program as --layout (fairseq, joeynmt, opennmt_py,
             annotated_transformer), a checkpoint as the program wrote it, beside its other files.
-        layout: Names and shapes in the source: the name of a layout, or a TOML file that holds one.
+        layout: Table of the names and shapes of the source's tensors: the name of a layout, for
+            example torch_nn, or a TOML file that holds one. A folder needs none: its config.json
+            says what it is. Neither do the weights of torch_reference, which are the default.
         config: JSON file of the config's fields, for example {"preset": "torch_nn", "num_heads":
             8}, for a source that does not record them and a layout whose file does not hold them.
         strip_prefixes: Prefixes that are removed from every name of the source that begins with

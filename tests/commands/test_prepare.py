@@ -93,7 +93,7 @@ def test_help_lists_the_arguments_of_the_text(capsys, option):
     assert printed.startswith("usage: jax-transformer prepare ")
     for flag in ("--dry-run", "--init", "--source"):
         assert f"  {flag}" in printed
-    for flag in ("--prepared PREPARED", "--max-length", "--seed"):
+    for flag in ("--prepared FILE", "--max-length", "--seed"):
         assert (f"  {flag}" in printed) == (option == "--help-all")
     assert "--output" not in printed
     assert "--steps" not in printed
