@@ -20,7 +20,9 @@ import jax_transformer
 from jax_transformer import (
     Batch,
     Execution,
+    GenerationConfig,
     InputError,
+    TransformerConfig,
     apply,
     convert,
     cross_entropy,
@@ -28,9 +30,14 @@ from jax_transformer import (
     make_train_step,
     pad,
     parameter_shardings,
+    parity,
 )
 from jax_transformer.commands.main import usage
+from jax_transformer.convert.layout_file import LayoutFile
+from jax_transformer.porting import get_layout
 from jax_transformer.runtime import sharding
+from jax_transformer.tokenizers import train_byte_pair
+from jax_transformer.training.config import TrainingConfig
 from tests.models import small_config, tiny_model, unchecked
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +151,39 @@ def test_printed_signatures_and_models_are_short():
     assert "\n" not in shown
     assert f"{sum(leaf.size for leaf in jax.tree.leaves(model.params)):,} parameters" in shown
     assert "config, params, tokenizer, generation" in shown
+
+
+SHOWN = {
+    "config": (CONFIG, r"TransformerConfig\(src_vocab_size=\d+, .*norm_placement='pre'.*\)"),
+    "preset": (TransformerConfig(), r"TransformerConfig\(\)"),
+    "training": (TrainingConfig(steps=7), r"TrainingConfig\(steps=7\)"),
+    "options": (
+        GenerationConfig(5, temperature=0.5),
+        r"GenerationConfig\(max_new_tokens=5, temperature=0.5\)",
+    ),
+    "tokenizer": (
+        train_byte_pair(["a b c"] * 9, 20),
+        r"Tokenizer\('byte_pair': 11 source and 11 target ids, pad_id=0, bos_id=1, .*\)",
+    ),
+    "layout": (
+        LayoutFile(get_layout("torch_nn")),
+        r"LayoutFile\(layout=Layout\('torch_nn': \d+ rows, \d+ buffers, masks: .*\), config=None\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_objects_print_in_one_line(name):
+    shown, expected = SHOWN[name]
+    assert re.fullmatch(expected, repr(shown)), repr(shown)
+    if "config" in name or name in ("preset", "training"):
+        assert eval(repr(shown)) == shown
+
+
+def test_results_that_are_tables_print_as_tables():
+    compared = parity.compare(*[parity.record(None, lambda _: {"y": np.ones(2)})] * 2)
+    assert repr(compared) == str(compared)
+    assert repr(compared).endswith("a agrees with b")
 
 
 def test_decode_takes_the_ids_of_generate():

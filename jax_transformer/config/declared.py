@@ -5,6 +5,7 @@ with `| None`. Values may come from Python, from JSON or YAML, or as text from f
 """
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -94,6 +95,22 @@ def check_fields(settings: Any) -> None:
     """Check every field of a frozen dataclass, on its construction, and store it as declared."""
     for name, declared in declarations(type(settings)).items():
         object.__setattr__(settings, name, checked(name, getattr(settings, name), declared))
+
+
+def differing_fields(settings: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass whose values are not their defaults, by name."""
+    named = ((each, getattr(settings, each.name)) for each in dataclasses.fields(settings))
+    return {  # an array, perhaps a traced one, is not compared
+        each.name: value
+        for each, value in named
+        if type(value) is not type(each.default) or value != each.default
+    }
+
+
+def short_repr(settings: Any) -> str:
+    """Return the call that makes a dataclass, with what differs from the defaults: a `__repr__`."""
+    named = (f"{name}={value!r}" for name, value in differing_fields(settings).items())
+    return f"{type(settings).__name__}({', '.join(named)})"
 
 
 def checked_fields(

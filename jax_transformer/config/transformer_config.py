@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal, no_type_check
 
 from msgspec import Meta
 
-from jax_transformer.config.declared import check_fields, check_name, checked, declarations
+from jax_transformer.config.declared import (
+    check_fields,
+    check_name,
+    checked,
+    declarations,
+    short_repr,
+)
 from jax_transformer.config.presets import PRESETS
 from jax_transformer.errors import InputError, shorten
 
@@ -276,6 +282,8 @@ class TransformerConfig:
     pad_id: Id = 0
     bos_id: Id = 1
     eos_id: Id = 2
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -84,6 +84,8 @@ class Report:
     def __str__(self) -> str:
         return "\n".join([self.summary(), *map(_line, self.entries)])
 
+    __repr__ = __str__
+
 
 class ConversionError(InputError):
     """Tensors that do not fit their layout. Nothing was converted.

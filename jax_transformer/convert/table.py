@@ -210,6 +210,11 @@ class Layout:
     unused: tuple[str, ...] = ()
     masks: Masks = USUAL_MASKS
 
+    def __repr__(self) -> str:
+        """Return one line: a layout may have hundreds of rows."""
+        counts = f"{len(self.rows)} rows, {len(self.buffers)} buffers"
+        return f"{type(self).__name__}({self.name!r}: {counts}, masks: {self.masks})"
+
 
 @dataclasses.dataclass(frozen=True)
 class BoundRow:

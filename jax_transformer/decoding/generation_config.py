@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.config.declared import checked
+from jax_transformer.config.declared import checked, short_repr
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_generates, check_length
 
@@ -103,6 +103,8 @@ class GenerationConfig:
     temperature: Scalar | None = field(default=None, metadata={"declared": Factor | None})
     top_k: Count | None = None
     top_p: Scalar | None = field(default=None, metadata={"declared": Probability | None})
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         """Check every option by itself, and options that depend on each other."""

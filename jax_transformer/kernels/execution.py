@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self, no_type_check
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST
-from jax_transformer.config.declared import check_fields
+from jax_transformer.config.declared import check_fields, short_repr
 from jax_transformer.errors import InputError
 
 Attention = Literal["plain", "cudnn", "flash"]
@@ -110,11 +110,7 @@ class Execution:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def __repr__(self) -> str:
-        """Return the fields that differ from the defaults: signatures show an `Execution`."""
-        named = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
-        shown = (f"{field.name}={value!r}" for field, value in named if value != field.default)
-        return f"{type(self).__name__}({', '.join(shown)})"
+    __repr__ = short_repr  # signatures show an `Execution`
 
     @classmethod
     def for_platform(cls, platform: str, **overrides: str | bool | int | float | None) -> Self:

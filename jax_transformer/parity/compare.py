@@ -124,6 +124,8 @@ class Comparison:
     def __str__(self) -> str:
         return "\n".join([*aligned([HEADINGS, *self._rows()]), *self.remarks()])
 
+    __repr__ = __str__  # in a notebook, too
+
 
 def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
     """Return how what two programs computed of the same inputs differs, to be printed or read.

@@ -41,6 +41,8 @@ class Relations(NamedTuple):
             rows.append(f"{name:<20}  {self.invariance[name]:<10.1e}  {accuracy:.1f}")
         return "\n".join([*rows, f"parity: {self.parity:.1f} roundings"])
 
+    __repr__ = __str__
+
 
 def relations(
     programs: Mapping[str, Program],

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import differing_fields
 from jax_transformer.convert.buffers import fixed_buffer
 from jax_transformer.convert.table import USUAL_MASKS, Buffer, Layout, Masks, name_pattern
 from jax_transformer.convert.transfer import check_state_dict, to_params, to_tensors
@@ -67,9 +68,8 @@ class Suggestion:
     def __str__(self) -> str:
         lines = []
         if self.config is not None:
-            defaults = {f.name: f.default for f in dataclasses.fields(TransformerConfig)}
-            fields = self.config.to_dict().items()
-            lines += [f"{name} = {value!r}" for name, value in fields if value != defaults[name]]
+            fields = differing_fields(self.config).items()
+            lines += [f"{name} = {value!r}" for name, value in fields]
         if self.layout is not None and self.layout.masks != USUAL_MASKS:
             lines.append(f"masks of your program, for encode and decode: {self.layout.masks}")
         lines += [f"refused: {text}" for text in self.refused]
@@ -81,6 +81,8 @@ class Suggestion:
                 f"{target} target tokens{with_masks}"
             )
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:

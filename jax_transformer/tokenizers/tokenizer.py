@@ -87,6 +87,12 @@ class Tokenizer:
     target: Side
     languages: Languages | None = None
 
+    def __repr__(self) -> str:
+        """Return one line: its files may have megabytes."""
+        sizes = f"{self.src_vocab_size:,} source and {self.tgt_vocab_size:,} target ids"
+        special = ", ".join(f"{name}={getattr(self, name)}" for name in TOKENIZER_IDS)
+        return f"{type(self).__name__}({self.kind!r}: {sizes}, {special})"
+
     @classmethod
     def build(
         cls,

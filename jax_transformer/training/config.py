@@ -8,7 +8,7 @@ from typing import Annotated, Literal, no_type_check
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST
-from jax_transformer.config.declared import check_fields
+from jax_transformer.config.declared import check_fields, short_repr
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Remat
 
@@ -152,6 +152,8 @@ class TrainingConfig:
     keep_checkpoints: Count = field(default=3, metadata=CHANGEABLE)
     bpe_dropout: Share = 0.0
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot train."""
