@@ -229,6 +229,7 @@ def write_adapter(
     config: TransformerConfig,
     *,
     family: str | None = None,
+    base: str | None = None,
     dropout: float = 0.0,
     overwrite: bool = False,
 ) -> None:
@@ -240,6 +241,7 @@ def write_adapter(
         config: The shape of the base model.
         family: Model type of the Hugging Face family whose names are written; None is those of
             `torch_reference`.
+        base: Folder of the base model or its name on the hub, by which PEFT's Auto classes find it.
         dropout: The dropout that it was trained with, for who trains on.
         overwrite: Whether the files of an adapter that is there are replaced.
 
@@ -270,6 +272,7 @@ def write_adapter(
         raise InputError(f"an adapter must have one rank and one alpha, not {sorted(kinds)}")
     ((rank, alpha),) = kinds
     settings = {"peft_type": "LORA", "task_type": None if family is None else "SEQ_2_SEQ_LM"}
+    settings |= {"base_model_name_or_path": base}
     settings |= {"r": rank, "lora_alpha": int(alpha) if alpha.is_integer() else alpha}
     settings |= {"target_modules": sorted(targets), "modules_to_save": sorted(saved) or None}
     settings |= {"lora_dropout": dropout, "bias": "none", "inference_mode": True}

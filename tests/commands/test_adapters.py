@@ -159,7 +159,7 @@ def test_a_run_from_a_marian_writes_an_adapter_that_peft_loads(corpus, no_pictur
     program(*TEXT, "--init=marian", "--output=on", *options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adapted = peft.PeftModel.from_pretrained(model, "on/adapter").eval()
+        adapted = peft.AutoPeftModelForSeq2SeqLM.from_pretrained("on/adapter").eval()
     cli.main(["convert", "marian", "merged", "--output-layout=marian", "--adapter=on/adapter"])
     src = np.array([[5, 9, 7, 0], [8, 0, ids["pad_token_id"], ids["pad_token_id"]]], np.int32)
     tgt = np.array([[ids["pad_token_id"], 4, 6], [ids["pad_token_id"], 9, 5]], np.int32)
