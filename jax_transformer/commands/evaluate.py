@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +28,7 @@ class Arguments:
         sources: File of sources, for MetricX.
         others: Files of other systems' translations, each compared with TRANSLATIONS by sacrebleu's
             paired bootstrap test: usually, a p below 0.05 is called a difference.
+        worst: Print so many lines with the worst scores: MetricX's where it judges, else chrF's.
         line_scores: File to write with the scores of each line, between tabs: BLEU, chrF, MetricX.
         overwrite: Replace that file.
         bleu_tokenization: sacrebleu's tokenization for BLEU; "none" for tokenised text.
@@ -40,6 +41,7 @@ class Arguments:
     references: tuple[Path, ...] = ()
     sources: Path | None = None
     others: tuple[Path, ...] = ()
+    worst: Annotated[int, Meta(ge=1)] | None = None
     line_scores: Path | None = None
     overwrite: bool = False
     bleu_tokenization: str = "13a"
@@ -58,9 +60,10 @@ class Arguments:
         if len(self.references) > 1 and self.metricx is not None:
             fault = f"references={' '.join(map(str, self.references))}"
             raise InputError(f"{fault}: MetricX reads one text for each line; name one file")
+        if self.others and (self.line_scores or self.worst):
+            name = "line_scores" if self.line_scores else "worst"
+            raise InputError(f"{name}: the lines are those of one system; leave out others")
         if self.line_scores is not None:
-            if self.others:
-                raise InputError("line_scores are those of one system; leave out others")
             read = (self.translations, *self.references, self.sources)
             if self.line_scores.resolve() in {path.resolve() for path in read if path}:
                 fault = f"{self.line_scores}: is read and would be written"
@@ -87,7 +90,7 @@ def evaluate(arguments: Arguments) -> None:
         chance = scores.p_values(systems, references, tokenization)
         if not chance:
             print(f"p is not tested: there are fewer than {scores.FEWEST_LINES} lines")
-    by_line: list[Sequence[float]] = []
+    by_line: dict[str, Sequence[float]] = {}
     for number, (name, lines) in enumerate(zip(names, systems, strict=True)):
         if arguments.others:
             print(f"{name}:")
@@ -101,12 +104,30 @@ def evaluate(arguments: Arguments) -> None:
         if judge is not None:
             judged = judge(read[number])
             print(f"MetricX-{version} = {judged.mean():.4f} (0 is the best, 25 the worst)")
-            by_line = [judged]
+            by_line["MetricX"] = judged.tolist()
+    if references and (arguments.line_scores or arguments.worst):
+        found = scores.line_scores(first, references, tokenization)
+        by_line = {**dict(zip(("BLEU", "chrF"), found, strict=True)), **by_line}
     if arguments.line_scores is not None:
-        if references:
-            by_line = [*scores.line_scores(first, references, tokenization), *by_line]
-        rows = ("\t".join(map("{:.4f}".format, row)) for row in zip(*by_line, strict=True))
-        replace_file(arguments.line_scores, "".join(f"{row}\n" for row in rows).encode())
+        rows = zip(*by_line.values(), strict=True)
+        lines = ("\t".join(map("{:.4f}".format, row)) + "\n" for row in rows)
+        replace_file(arguments.line_scores, "".join(lines).encode())
+    if arguments.worst is not None:
+        named = [("source", sources)] if sources else []
+        named += [("translation", first), *(("reference", lines) for lines in references)]
+        _print_worst(arguments.worst, by_line, named)
+
+
+def _print_worst(
+    count: int, by_line: Mapping[str, Sequence[float]], named: Sequence[tuple[str, list[str]]]
+) -> None:
+    """Print the lines with the worst scores of the last measure, the worst first."""
+    measure, values = [*by_line.items()][-1]
+    order = sorted(range(len(values)), key=values.__getitem__, reverse=measure == "MetricX")
+    for place in order[:count]:
+        print(f"line {place + 1}: {measure} = {values[place]:.2f}")
+        for name, lines in named:
+            print(f"  {name + ':':<12} {lines[place]}")
 
 
 def _lines(path: Path, expected: int | None = None) -> list[str]:

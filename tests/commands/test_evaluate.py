@@ -62,6 +62,23 @@ def test_several_references_and_the_scores_of_each_line(systems, capsys):
     evaluated(capsys, "better", *options, "--overwrite")
 
 
+def test_the_worst_lines_are_printed_with_their_texts(systems, capsys):
+    options = ["--references", "worse", "references", "--sources=other"]
+    evaluated(capsys, "better", *options, "--line-scores=by_line.tsv")
+    chrf = [float(line.split()[1]) for line in (systems / "by_line.tsv").read_text().splitlines()]
+    shown = evaluated(capsys, "better", *options, "--worst=3")
+    texts = [
+        (systems / name).read_text().splitlines()
+        for name in ("other", "better", "worse", "references")
+    ]
+    names, expected = ("source", "translation", "reference", "reference"), []
+    for place in sorted(range(12), key=chrf.__getitem__)[:3]:
+        expected.append(f"line {place + 1}: chrF = {chrf[place]:.2f}")
+        lines = zip(names, texts, strict=True)
+        expected += [f"  {name}:".ljust(15) + text[place] for name, text in lines]
+    assert shown[3:] == expected
+
+
 def test_equal_systems_and_few_lines_are_no_difference(systems, capsys):
     shown = evaluated(capsys, "better", "--references=references", "--others", "better.gz")
     assert [line.rpartition(" ")[2] for line in shown if " p = " in line] == 2 * ["1.0000"]

@@ -167,8 +167,11 @@ REFUSED = {
         "better --references empty": "error: empty: has no lines; name a file with a line for",
         "better --references=references --bleu-tokenization=spm": "error: bleu_tokenization='spm' "
         "downloads a model",
-        "better --references references --others worse --line-scores=new": "error: line_scores are "
+        "better --references references --others worse --line-scores=new": "error: line_scores: "
+        "the lines are those of one system; leave out others",
+        "better --references references --others worse --worst=3": "error: worst: the lines are "
         "those of one system; leave out others",
+        "better --references references --worst=0": "error: worst=0 must be a whole number, at",
         "better --references references --line-scores ./better --overwrite": "error: better: is "
         "read and would be written; name another output",
         "better --references references worse --metricx=folder --metricx-version=23": "error: "

@@ -108,11 +108,18 @@ def test_the_command_prints_the_mean(folder, tmp_path, capsys):
     *others, line = capsys.readouterr().out.splitlines()
     model = transformers.MT5ForConditionalGeneration.from_pretrained(folder).eval()
     lines = inputs(24, TRANSLATIONS, REFERENCES, SOURCES)
-    expected = of_transformers(model, folder / "tokenizer", 24, lines).mean()
-    assert line == f"MetricX-24 = {expected:.4f} (0 is the best, 25 the worst)"
+    scores = of_transformers(model, folder / "tokenizer", 24, lines)
+    assert line == f"MetricX-24 = {scores.mean():.4f} (0 is the best, 25 the worst)"
     assert [each.partition(" =")[0] for each in others] == ["BLEU", "chrF2", "exact match"]
-    cli.main(["evaluate", str(files["out"]), *options])
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    cli.main(["evaluate", str(files["out"]), *options, "--worst=1"])
+    lines = inputs(24, TRANSLATIONS, [], SOURCES)
+    scores = of_transformers(model, folder / "tokenizer", 24, lines)
+    worst = int(scores.argmax())
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"line {worst + 1}: MetricX = {scores[worst]:.2f}",
+        f"  source:      {SOURCES[worst]}",
+        f"  translation: {TRANSLATIONS[worst]}",
+    ]
 
 
 def test_a_score_that_is_not_finite_is_refused_by_its_line(folder, tmp_path):
