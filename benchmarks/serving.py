@@ -36,6 +36,7 @@ from tests.examples.processes import (
 )
 
 LONGEST_WAIT = 60  # seconds for an answer; a request that takes longer hangs
+LANGUAGES = {"source": "en", "target": "de"}  # fields that ray_serve.py needs
 
 
 def timed(command: list[str], kill_after: float | None = None) -> float:
@@ -116,8 +117,10 @@ class Load(NamedTuple):
     moments: list[float]  # when each of `seconds` ended, as time.monotonic()
 
 
-async def load(url: str, expected: dict[str, str], clients: int, seconds: float) -> Load:
-    """Let clients ask one question after the other for some seconds."""
+async def load(
+    url: str, expected: dict[str, str], clients: int, seconds: float, **languages: str
+) -> Load:
+    """Let clients ask one question after the other for some seconds; each names the languages."""
     import aiohttp
 
     found = Load([], Counter(), 0, [])
@@ -129,7 +132,7 @@ async def load(url: str, expected: dict[str, str], clients: int, seconds: float)
         lines = list(expected)
         while (begun := time.monotonic()) < end:
             line = chosen.choice(lines)
-            fields = {"q": line, "source": "en", "target": "de"}
+            fields = {"q": line, **languages}
             try:
                 async with session.post(f"{url}/translate", json=fields) as response:
                     status, content = response.status, await response.read()
@@ -154,7 +157,7 @@ async def load_and_kill(
     url: str, expected: dict[str, str], clients: int, seconds: float
 ) -> tuple[Load, float]:
     """Return what clients saw while a replica was killed, and the moment of the kill."""
-    running = asyncio.create_task(load(url, expected, clients, seconds))
+    running = asyncio.create_task(load(url, expected, clients, seconds, **LANGUAGES))
     await asyncio.sleep(seconds / 3)
     os.kill(random.choice(descendants(os.getpid(), REPLICA)), signal.SIGKILL)
     killed = time.monotonic()
@@ -250,7 +253,7 @@ def serve(
             f"{replicas} replicas ready after {time.monotonic() - begun:.0f} s, {programs} programs"
         )
         url = f"http://127.0.0.1:{port}"
-        found = asyncio.run(load(url, expected, clients, seconds))
+        found = asyncio.run(load(url, expected, clients, seconds, **LANGUAGES))
         report(console, found)
         compiled = len(list((folder / "programs").iterdir())) - programs
         rate = len(found.seconds) / seconds

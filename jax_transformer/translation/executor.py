@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.text.text_files import is_blank
+from jax_transformer.translation.alignment_plot import alignments
 from jax_transformer.translation.pools import Pool, slot_length
 from jax_transformer.translation.result import TranslationResult
 from jax_transformer.translation.sources import Source, encode_sources
@@ -29,12 +31,12 @@ class TranslationExecutor(Executor):
     was submitted, where `os._exit` or a signal does not end it.
     """
 
-    def __init__(self, search: TextSearch, prefix: str = "") -> None:
+    def __init__(self, search: TextSearch, prefix: str = "", with_alignments: bool = False) -> None:
         self._search, self._prefix, self._numbers = search, prefix, itertools.count(1)
         self._submitted: queue.SimpleQueue[Submitted | None] = queue.SimpleQueue()
         self._is_open, self._lock = True, threading.Lock()
         self._thread = threading.Thread(
-            target=_translate_all, args=(search, self._submitted), daemon=True
+            target=_translate_all, args=(search, self._submitted, with_alignments), daemon=True
         )
         self._thread.start()
         atexit.register(self.shutdown)  # which a thread that is no daemon would never let begin
@@ -59,10 +61,11 @@ class TranslationExecutor(Executor):
         if self._is_open and not self._thread.is_alive():
             raise InputError("os.fork has left the executor behind; make one in each process")
         future: Future[TranslationResult] = Future()
-        source = Source(text, next(self._numbers), name=f"text={shorten(text)}")
+        line = text if is_blank(text) else self._prefix + text
+        source = Source(line, next(self._numbers), name=f"text={shorten(text)}")
         model, overlong = self._search.models[0], self._search.lines.overlong
         try:  # here, in the thread of the caller: no text holds up the search
-            (source,) = encode_sources(model, overlong, [source], prefix=self._prefix)
+            (source,) = encode_sources(model, overlong, [source])
             if not source.ids:
                 future.set_result(TranslationResult(self._search.blank()))
         except InputError as error:
@@ -118,7 +121,7 @@ def _results(
 
 
 def _complete(
-    future: Future[TranslationResult], found: list[Translation] | BaseException | None
+    future: Future[TranslationResult], found: TranslationResult | BaseException | None
 ) -> None:
     """Give a future what was found; None cancels it. No callback of it ends the thread."""
     try:
@@ -127,37 +130,50 @@ def _complete(
         elif isinstance(found, BaseException):
             future.set_exception(found)
         else:
-            future.set_result(TranslationResult(found))
+            future.set_result(found)
     except BaseException:  # SystemExit: other exceptions of callbacks are logged by the future
         logging.getLogger("concurrent.futures").exception("calling the callbacks of %r", future)
 
 
-def _translate_all(search: TextSearch, submitted: "queue.SimpleQueue[Submitted | None]") -> None:
+def _translate_all(
+    search: TextSearch, submitted: "queue.SimpleQueue[Submitted | None]", with_alignments: bool
+) -> None:
     """Complete the futures of all sources until None is submitted."""
     is_open = True
-    futures: dict[int, Future[TranslationResult]] = {}  # of the sources in the search
+    running: dict[int, Submitted] = {}  # the sources in the search
 
     def sources() -> Iterator[Source | None]:
         nonlocal is_open
         while is_open:
             try:
-                item = submitted.get(block=not futures)
+                item = submitted.get(block=not running)
             except queue.Empty:
                 yield None
                 continue
             is_open = item is not None
             if is_open and item[1].set_running_or_notify_cancel():
-                futures[item[0].line] = item[1]
+                running[item[0].line] = item
                 yield item[0]
+
+    def result(
+        source: Source, found: list[Translation] | InputError
+    ) -> TranslationResult | InputError:
+        if isinstance(found, InputError):
+            return found
+        aligned = None
+        if with_alignments:
+            (aligned,) = alignments(search.models[0], [source.text], [found], skip=source.line - 1)
+        return TranslationResult(found, aligned)
 
     while is_open:
         try:
             for number, found in translate_as_completed(search, sources()):
-                _complete(futures.pop(number), found)
+                completed = result(running[number][0], found)
+                _complete(running.pop(number)[1], completed)
         except BaseException as error:  # what is no fault of a text; the next texts begin anew
-            for future in futures.values():
+            for _, future in running.values():
                 _complete(future, error)
-            futures.clear()
+            running.clear()
 
 
 def translate_as_completed(

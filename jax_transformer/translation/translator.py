@@ -34,8 +34,9 @@ class Translator:
         for result in translator(lines, beam_size=4, num_hypotheses=2):
             print(result.text, result.score, [other.text for other in result.hypotheses])
 
-    A call changes nothing in it, so threads may share it. The results are those of
-    `jax-transformer translate`, and do not depend on the other texts of a call.
+    A call changes nothing in it, so threads may share it; the iterator that a call returns is for
+    one thread at a time. The results are those of `jax-transformer translate`, and do not depend on
+    the other texts of a call.
 
     Args:
         model: The folder of a model of this library, of a run, or of a Hugging Face family that
@@ -177,6 +178,7 @@ class Translator:
         prefix: str = "",
         source_lang: str | None = None,
         target_lang: str | None = None,
+        alignments: bool = False,
         **options: Any,
     ) -> TranslationExecutor:
         """Return an executor, for a server: a text that is submitted enters a search that runs.
@@ -189,6 +191,9 @@ class Translator:
             prefix: Put before every text.
             source_lang: Code of the language of the texts; None is what `Translator` has.
             target_lang: Code of the language of the results; None is what `Translator` has.
+            alignments: Whether each result has the alignment of its best translation, numbered
+                in the order in which the texts were submitted. The thread of the search computes
+                it when the search of the text has ended.
             **options: As for a call, without `split_sentences`; `window` has no effect.
 
         Raises:
@@ -198,7 +203,7 @@ class Translator:
         search = self._search(source_lang, target_lang, options)
         if search.lines.split_sentences is not None:
             raise InputError("split_sentences is for a call; submit each sentence as a text")
-        return TranslationExecutor(search, prefix)
+        return TranslationExecutor(search, prefix, alignments)
 
     def _search(
         self, source_lang: str | None, target_lang: str | None, options: Mapping[str, Any]

@@ -1,7 +1,9 @@
-"""docs/examples/serve.py: clients at once, bad requests, clients that leave, signals."""
+"""docs/examples/serve.py: clients at once, bad requests, clients that leave, pages, signals."""
 
+import http.client
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -13,6 +15,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from jax_transformer import Translator
@@ -46,7 +49,12 @@ def server(translator):
     yield server
     server.shutdown()
     server.server_close()
-    server.executor.shutdown()
+    of_texts(server).shutdown()
+
+
+def of_texts(server):
+    """Return the executor of requests that name no option."""
+    return server.executor(beam_size=None, alignments=False)
 
 
 def ask(port, body, headers=()):
@@ -86,6 +94,14 @@ def test_clients_at_once_get_the_translations_of_their_texts(server, translator)
         (b'{"q": ["a", 3]}', NO_TEXTS),
         (json.dumps({"q": [""] * 1025}).encode(), NO_TEXTS),
         (b'{"q": "a\\ud800"}', "the tokenizer cannot split the line 'a\\ud800'"),
+        (b'{"q": "a", "beam": 4}', '"beam" is none of "q", "beams", "details"'),
+        (b'{"q": "a", "\\n": 4}', '"\\n" is none of'),
+        (b'{"q": "a", "beams": 0}', '"beams" must be a whole number from 1 to 8'),
+        (b'{"q": "a", "beams": 9}', '"beams" must be a whole number from 1 to 8'),
+        (b'{"q": "a", "beams": "4"}', '"beams" must be a whole number from 1 to 8'),
+        (b'{"q": "a", "beams": [4]}', '"beams" must be a whole number from 1 to 8'),
+        (b'{"q": "a", "details": {}}', '"details" must be true or false'),
+        (b'{"q": ["a"], "details": true}', '"details" must be true or false, and false for a'),
     ],
 )
 def test_a_bad_request_is_one_line(server, body, reason):
@@ -105,6 +121,53 @@ def test_no_text_and_texts_of_blanks_are_answered(server):
     for texts in ([], [""] * 1024):
         body = json.dumps({"q": texts}).encode()
         assert ask(server.server_port, body) == (200, {"translatedText": texts})
+
+
+def test_beams_and_details_are_those_of_a_call(server, translator):
+    body = json.dumps({"q": "cab", "beams": 3, "details": True}).encode()
+    status, reply = ask(server.server_port, body)
+    expected = translator("cab", beam_size=3, alignments=True)
+    assert expected.text != translator("cab").text
+    assert (status, reply["translatedText"]) == (200, expected.text)
+    assert reply["score"] == pytest.approx(expected.score, abs=1e-4)
+    assert [reply["source"], reply["target"]] == list(expected.alignment[1:3])
+    assert np.allclose(reply["weights"], expected.alignment.weights, atol=1e-4)
+    blank = {"translatedText": "", "score": 0.0}
+    assert ask(server.server_port, b'{"q": " ", "details": true}') == (200, blank)
+
+
+def answer_to(port, method, path="/", body=None, origin=None):
+    """Return the status, the headers and the content of an answer."""
+    client = http.client.HTTPConnection("localhost", port, timeout=60)
+    client.request(method, path, body, {} if origin is None else {"Origin": origin})
+    answer = client.getresponse()
+    return answer.status, answer.headers, answer.read().decode()
+
+
+def test_the_page_is_one_short_file(server):
+    status, headers, page = answer_to(server.server_port, "GET")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert page == (EXAMPLES / "serve.html").read_text("utf-8")
+    assert page.count("\n") <= 80
+    assert set(re.findall(r'(?:src|href)="(.*?)"|(?:url|import)\(', page)) == {"data:,"}
+    status, _, reply = answer_to(server.server_port, "GET", "/serve.py")
+    assert (status, list(json.loads(reply))) == (404, ["error"])
+
+
+ORIGIN = "https://example.org"
+
+
+@pytest.mark.parametrize("body", ['{"q": ""}', "{}"])
+@pytest.mark.parametrize("origin", [ORIGIN, "https://example.com", "null", None])
+def test_pages_of_one_other_origin_may_ask(server, monkeypatch, body, origin):
+    for allowed in (None, ORIGIN):
+        monkeypatch.setattr(server, "allow_origin", allowed)
+        for method in ("OPTIONS", "POST"):
+            status, headers, _ = answer_to(server.server_port, method, body=body, origin=origin)
+            assert status == (204 if method == "OPTIONS" else 200 if "q" in body else 400)
+            expected = (ORIGIN, "Content-Type") if origin == allowed == ORIGIN else (None, None)
+            names = ("Access-Control-Allow-Origin", "Access-Control-Allow-Headers")
+            assert tuple(headers[name] for name in names) == expected
 
 
 def request(texts):
@@ -135,7 +198,7 @@ def test_a_client_that_leaves_is_no_error_of_the_server(server, capfd, is_reset)
 
 
 def test_another_error_is_shown(server, capfd, monkeypatch):
-    monkeypatch.setattr(server.executor, "submit", None)
+    monkeypatch.setattr(of_texts(server), "submit", None)
     with pytest.raises(ConnectionError):
         ask(server.server_port, b'{"q": "abba"}')
     server.shutdown()
@@ -145,7 +208,7 @@ def test_another_error_is_shown(server, capfd, monkeypatch):
 
 def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
     submitted, in_search, goes_on = [], threading.Event(), threading.Event()
-    advance, submit = SlotSearch.advance, server.executor.submit
+    advance, submit = SlotSearch.advance, of_texts(server).submit
 
     def waits(*arguments):
         in_search.set()
@@ -154,7 +217,7 @@ def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
 
     monkeypatch.setattr(SlotSearch, "advance", waits)
     monkeypatch.setattr(
-        server.executor, "submit", lambda text: submitted.append(submit(text)) or submitted[-1]
+        of_texts(server), "submit", lambda text: submitted.append(submit(text)) or submitted[-1]
     )
     running = submit("abba")
     assert in_search.wait(60)
@@ -172,20 +235,25 @@ def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
         assert stays.result() == (200, {"translatedText": running.result(60).text})
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
-    model, translator, tmp_path, number
-):
-    save(tmp_path / "model", model)
+def start(model, folder, *options):
+    """Return a process that serves a model, and its port."""
+    save(folder / "model", model)
     process = subprocess.Popen(
-        [sys.executable, EXAMPLES / "serve.py", tmp_path / "model", "0"],
+        [sys.executable, EXAMPLES / "serve.py", folder / "model", "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         text=True,
     )
-    port = int(process.stdout.readline().rpartition(":")[2])
+    return process, int(process.stdout.readline().rpartition(":")[2])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
+    model, translator, tmp_path, number
+):
+    process, port = start(model, tmp_path)
     body, expected = (
         json.dumps({"q": TEXTS * 20}).encode(),
         [each.text for each in translator(TEXTS)],
@@ -199,4 +267,21 @@ def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
     assert {future.result()[0] for future in answers} == {200}
     assert all(future.result()[1]["translatedText"] == expected * 20 for future in answers)
     assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_server_at_once(model, tmp_path, number):
+    process, port = start(model, tmp_path, "--allow-origin", ORIGIN)
+    _, headers, _ = answer_to(port, "OPTIONS", origin=ORIGIN)
+    assert headers["Access-Control-Allow-Origin"] == ORIGIN
+    with socket.create_connection(("localhost", port)):  # and says nothing
+        time.sleep(0.5)
+        process.send_signal(number)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(number)
+        said = process.communicate(timeout=5)[1]
+    assert process.returncode == -number
     assert "Traceback" not in said

@@ -19,6 +19,7 @@ import pytest
 from jax_transformer import InputError, Translator
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.slots import Group, SlotSearch
+from jax_transformer.translation.alignment_plot import alignments
 from jax_transformer.translation.executor import (
     MOST_STEPS,
     TranslationExecutor,
@@ -82,6 +83,26 @@ def test_threads_get_the_results_of_a_call(model, lines, options):
                 futures = list(threads.map(executor.submit, lines))
     for future, result in zip(futures, expected, strict=True):
         assert_same(future.result(timeout=0), result)
+
+
+def test_threads_share_a_translator(model):
+    translator, texts = Translator(model), ["a", "cab fed", "", "abba", "bead"]
+    options = [{"prefix": f"{word} ", "alignments": word < "c", "window": 3} for word in WORDS]
+    expected = [list(translator(texts, **each)) for each in options]
+    assert len({result.text for results in expected for result in results}) > len(texts)
+    begin = threading.Barrier(len(options))
+
+    def call(number):
+        results = translator(texts, **options[number])
+        begin.wait(60)
+        return list(results)
+
+    with ThreadPoolExecutor(len(options)) as threads:
+        found = list(threads.map(call, range(len(options))))
+    for results, of_call in zip(found, expected, strict=True):
+        for result, alone in zip(results, of_call, strict=True):
+            assert_same(result, alone)
+            assert repr(result.alignment) == repr(alone.alignment)
 
 
 def test_pauses_come_at_any_time(model, lines):
@@ -177,6 +198,23 @@ def test_the_options_of_a_call_are_those_of_an_executor(model):
         assert [result.text for result in executor.map(texts)] == expected
 
 
+def test_alignments_are_those_of_a_call(model):
+    texts, options = ["abba", "", "decade " * 100, "cab"], {"prefix": "fed ", "overlong": "cut"}
+    expected = Translator(model)(texts, alignments=True, **options)
+    with Translator(model).executor(alignments=True, **options) as executor:
+        results = list(executor.map(texts))
+    for result, call in zip(results, expected, strict=True):
+        assert_same(result, call)
+        if call.alignment is None:
+            assert result.alignment is None
+            continue
+        assert result.alignment[:3] == call.alignment[:3]
+        assert error(result.alignment.weights, call.alignment.weights) <= ROUNDED
+    assert [result.alignment is None for result in results] == [False, True, False, False]
+    with Translator(model).executor() as executor:
+        assert executor.submit("abba").result().alignment is None
+
+
 def test_logits_that_are_not_finite_fail_one_text(model):
     model = tiny_model([" ".join(WORDS)], vocab_size=16, seed=1, token_embeddings="separate")
     encode = model.tokenizer.encode_source
@@ -206,6 +244,22 @@ def assert_idle():
 
 class Panic(BaseException):
     """As those of a library of Rust: no `Exception`."""
+
+
+def test_an_alignment_that_fails_is_the_error_of_its_text(model, monkeypatch):
+    broken = threading.Event()
+
+    def breaks(*arguments, **options):
+        if not broken.is_set():
+            broken.set()
+            raise MemoryError("no memory")
+        return alignments(*arguments, **options)
+
+    monkeypatch.setattr("jax_transformer.translation.executor.alignments", breaks)
+    with Translator(model).executor(alignments=True) as executor:
+        with pytest.raises(MemoryError):
+            executor.submit("abba").result(60)
+        assert executor.submit("abba").result(60).alignment
 
 
 @pytest.mark.parametrize("kind", [MemoryError, Panic])
