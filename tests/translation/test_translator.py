@@ -1,7 +1,6 @@
 """`Translator`: the results of `translate` for one text and for a stream, and what it refuses."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 
 import jax
@@ -75,13 +74,6 @@ def test_alignments_are_the_models_attention(model, translator):
         assert np.allclose(result.alignment.weights, weights[0].mean(axis=(0, 1)), atol=1e-6)
         assert len(result.alignment.source) == src.shape[1]
         assert result.alignment.line == number
-
-
-def test_threads_share_one(translator):
-    expected = [translator(text).text for text in TEXTS]
-    with ThreadPoolExecutor(4) as threads:
-        several = [threads.submit(lambda: [translator(text).text for text in TEXTS])] * 8
-    assert all(one.result() == expected for one in several)
 
 
 def test_dtype_and_execution(model):
