@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from rich.console import Console
@@ -13,6 +13,7 @@ from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
 from jax_transformer.decoding.sampling import check_sampling
+from jax_transformer.model.tree import in_dtype
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
@@ -69,6 +70,7 @@ class Arguments(ModelArguments):
         seed: Draw each token at random, by this number and the number of the line, in place of a
             search. The same number gives the same translations.
         mesh: This machine's devices as axes, for example data=4,fsdp=2; without it, all on data.
+        dtype: Type to compute in; without it, that of the parameters.
     """
 
     USUAL = tuple(
@@ -79,6 +81,7 @@ class Arguments(ModelArguments):
     max_length: Count | None = None
     seed: Id | None = None
     mesh: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     files: Files = dataclasses.field(default_factory=Files)
     lines: LineOptions = dataclasses.field(default_factory=LineOptions)
     search: Mapping[str, Any] = dataclasses.field(
@@ -113,6 +116,8 @@ def translate(arguments: Arguments) -> None:
         )
         model = model.for_text(str(folder)).with_max_length(arguments.max_length, str(folder))
         model = model.with_adapter(arguments.adapter)
+        if arguments.dtype is not None:
+            model = model._replace(params=in_dtype(model.params, arguments.dtype))
         options = vars(arguments.lines) | arguments.search
         search = text_search([model], mesh, seed=arguments.seed, **options)
         is_limited = ignored or "max_new_tokens" in arguments.search

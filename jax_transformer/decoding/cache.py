@@ -123,11 +123,14 @@ def new_cache(
     execution: SearchExecution,
 ) -> Cache:
     """Return what `init_cache` does; of what it refuses, only a cache that is too large."""
-    check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, memory.dtype.itemsize)
+    wide = jnp.promote_types(memory.dtype, jnp.float32)
+    dtype = wide if execution.wide_cache else memory.dtype
+    check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, dtype.itemsize)
     slots = max_new_tokens * beam_size
     decoder = bind(params, config, execution).decoder
+    layers = decoder.init_cache(memory, src_mask, slots, execution.cache)
     return Cache(
-        layers=decoder.init_cache(memory, src_mask, slots, execution.cache),
+        layers=jax.tree.map(lambda x: x.astype(dtype), layers),
         src_mask=src_mask,
         ancestors=jnp.full((memory.shape[0], beam_size, max_new_tokens), -1, jnp.int32),
         position=jnp.zeros((), jnp.int32),

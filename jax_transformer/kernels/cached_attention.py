@@ -160,9 +160,9 @@ def attend_to_cache(
             for x in (mask, bias)
         )
     attend = _joined_attention if joined else _split_attention
-    queries = join_queries(query, key_heads)
+    queries = join_queries(query, key_heads).astype(cache.keys.dtype)
     heads = attend(queries, cache.keys, cache.values, mask, bias, divisor, softcap)
-    return heads.reshape(*query.shape[:3], heads.shape[3])
+    return heads.reshape(*query.shape[:3], heads.shape[3]).astype(query.dtype)
 
 
 def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:

@@ -39,6 +39,7 @@ PLATFORM_FIELDS: dict[str, dict[str, Any]] = {
         "norm": "fused",
         "step_product": "batched",
         "copied_kernels": "aligned",
+        "wide_cache": False,
     },
     "tpu": {
         "product": "batched",
@@ -50,6 +51,7 @@ PLATFORM_FIELDS: dict[str, dict[str, Any]] = {
         "copied_kernels": "none",
         "wide_norms": True,
         "cache": "joined_heads",
+        "wide_cache": False,
         "top_k": "flattened",
     },
 }
@@ -168,6 +170,8 @@ class SearchExecution(Execution):
             all heads of a source by one matrix of full width. On a TPU a step of greedy search
             takes 2.6 times the cycles with the first, because the matrix unit takes at least 8 rows
             and 128 columns.
+        wide_cache: Whether the cache of a model in bfloat16 is in float32. XLA for a CPU converts
+            the whole of a bfloat16 cache to float32 and back in every step.
         top_k: How beam search ranks the next tokens [sources, hypotheses, vocabulary]: "batched"
             as they are; "flattened" joins the first two axes, because XLA for a TPU has a kernel
             for the best of two axes, and sorts the whole vocabulary for three.
@@ -177,6 +181,7 @@ class SearchExecution(Execution):
     copied_kernels: CopiedKernels = "panels"
     wide_norms: bool = False
     cache: CacheLayout = "split_heads"
+    wide_cache: bool = True
     top_k: TopK = "batched"
 
     @property

@@ -22,6 +22,7 @@ from jax_transformer import (
 )
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.model import masks
+from jax_transformer.model.tree import in_dtype
 from tests.decoding.plain import assert_equal
 from tests.models import BATCH, OTHERS, SOURCE_LENGTH, random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
@@ -165,6 +166,26 @@ def test_a_step_knows_whether_the_decoder_has_a_final_norm_of_its_own(own):
     with jax.default_matmul_precision("highest"):
         found, expected = compare(params, src, tokens)
     assert error(found, expected) <= bound("logits", "float32")
+
+
+HALF = float(jnp.finfo(jnp.bfloat16).eps)
+
+
+@pytest.mark.parametrize("preset", tiered(["bart", *OTHERS], quick=["bart"]))
+def test_the_cache_of_bfloat16_is_wide_where_a_cpu_computes(preset):
+    config, params, src, tokens = setting(preset, beam_size=1)
+    tokens, half = tokens[:, :, 0], in_dtype(params, "bfloat16")
+    expected = uncached(config, in_dtype(half, "float32"), src, tokens)
+    for execution in (SearchExecution(), SearchExecution(wide_cache=False)):
+        dtype = "float32" if execution.wide_cache else "bfloat16"
+        memory, mask = remember(config, half, src)
+        cache = init_cache(half, config, memory, LENGTH, src_mask=mask, execution=execution)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(cache.layers)} == {dtype}
+        found = cached(config, half, src, tokens, execution)
+        assert found.dtype == "bfloat16"
+        assert error(found.astype(np.float32), expected) < 8 * HALF
+    for platform in ("gpu", "tpu"):
+        assert not SearchExecution.for_platform(platform).wide_cache
 
 
 def with_ancestors(config, params, src, tokens, parents):
