@@ -1,8 +1,7 @@
 """Build the site from this folder: python -m docs.build, then open build/site/index.html.
 
-The tutorials are executed and their results shown: with `--tutorials`, those alone that it names.
-`--keep-tutorials` keeps those of the last build, for a look at other pages. Needs the extra [test];
-nothing of the site loads from elsewhere.
+The tutorials are shown without their results, unless `--tutorials` executes them: all, or those
+that it names. Needs the extra [test]; nothing of the site loads from elsewhere.
 """
 
 import argparse
@@ -18,28 +17,22 @@ from docs import generated, notebooks
 
 ROOT = Path(__file__).parents[1]
 PAGES, STAGED, SITE = ROOT / "docs", ROOT / "build" / "docs", ROOT / "build" / "site"
+TUTORIALS = sorted((PAGES / "tutorials").glob("*.py"))
 SCRIPT_LINK = re.compile(r"\]\(([\w./]*tutorials/\w+)\.py\)")
 PROGRAMS = shutil.ignore_patterns("*.py", "__pycache__", "draw")
 
 
-def stage(keep: bool = False, executed: Collection[str] | None = None) -> None:
+def stage(executed: Collection[str]) -> None:
     """Write every page into `STAGED`: those that are written by hand, and those made by programs.
 
     Args:
-        keep: Whether the tutorials that an earlier build made are kept.
-        executed: Names of the tutorials that are executed; None is all.
+        executed: Names of the tutorials that are executed.
     """
-    made = STAGED / "tutorials"
-    kept = made.rename(STAGED.with_name("tutorials")) if keep and made.exists() else None
     shutil.rmtree(STAGED, ignore_errors=True)
     shutil.copytree(PAGES, STAGED, ignore=PROGRAMS)
     shutil.copytree(PAGES / "examples", STAGED / "examples", dirs_exist_ok=True)
-    if kept:
-        shutil.rmtree(made)
-        kept.rename(made)
-    else:
-        for script in sorted((PAGES / "tutorials").glob("*.py")):
-            notebooks.publish(script, made, execute=executed is None or script.stem in executed)
+    for script in TUTORIALS:
+        notebooks.publish(script, STAGED / "tutorials", execute=script.stem in executed)
     for page in STAGED.rglob("*.md"):  # a link to a tutorial's script leads to its page
         text = page.read_text("utf-8")
         page.write_text(SCRIPT_LINK.sub(r"](\1.md)", text), "utf-8")
@@ -56,11 +49,11 @@ def build() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keep-tutorials", action="store_true")
-    parser.add_argument("--tutorials", nargs="*", help="those that are executed; by default, all")
-    given = parser.parse_args()
+    executed = "execute these tutorials; without a name, all"
+    parser.add_argument("--tutorials", nargs="*", metavar="NAME", help=executed)
+    named = parser.parse_args().tutorials
     began = time.perf_counter()
-    stage(given.keep_tutorials, given.tutorials)
+    stage([] if named is None else named or [script.stem for script in TUTORIALS])
     staged = time.perf_counter()
     build()
     done = time.perf_counter()

@@ -37,6 +37,7 @@ from jax_transformer.storage.reading import read_text
 from jax_transformer.storage.weights.checks import WeightFileError, check_target
 from jax_transformer.storage.writing import replace_file
 
+NO_WEIGHTS = "No weights tell the rates of dropout, the initialization, pad_id, bos_id and eos_id."
 MAX_ROWS = 10_000
 MAX_DOTS = 64  # of a line
 MAX_LENGTH = 2**17  # rows of a position table: some hundred megabytes
@@ -167,7 +168,8 @@ def write_layout(
         text = tomli_w.dumps(msgspec.to_builtins(_file_of(layout, config)))
         if _parse(text) != LayoutFile(layout, config):
             raise InputError("it would not come back as it is written")
-        remarks = "".join(f"# {one_line(line, 400)}\n" for line in comment.splitlines())
+        comment = comment if config is None else f"{comment}\n{NO_WEIGHTS}"
+        remarks = "".join(f"# {one_line(line, 400)}\n" for line in comment.split("\n") if line)
         content = (remarks + text).encode()
     except (TypeError, ValueError) as error:
         raise WeightFileError(f"{path} cannot hold this layout: {error}") from error

@@ -114,6 +114,7 @@ def test_weights_go_through_a_file_both_ways(tmp_path):
     config = small_config("pre_norm")
     params, path = random_params(config), tmp_path / "pre_norm.toml"
     write_layout(path, convert.get_layout("pre_norm"), config)
+    assert path.read_text().startswith("# No weights tell the rates of dropout, the initiali")
     state_dict = convert.to_torch(params, config, layout=path)
     assert_same_tensors(state_dict, convert.to_torch(params, config, "pre_norm"))
     assert_same_params(convert.from_torch(state_dict, config, layout=str(path)), params)

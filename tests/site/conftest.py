@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from docs.build import PAGES, ROOT, SITE
+from docs.build import ROOT, SITE, TUTORIALS
 from tests.tiers import tiered
 
 ONE = "write_the_loop_yourself"  # it prints, and draws a picture
@@ -15,7 +15,7 @@ ONE = "write_the_loop_yourself"  # it prints, and draws a picture
 
 @pytest.fixture(
     scope="package",
-    params=tiered([f"--tutorials {ONE}", ""], quick=[], exhaustive=[f"--tutorials {ONE}"]),
+    params=tiered([f"--tutorials {ONE}", "--tutorials"], [], [f"--tutorials {ONE}"]),
     ids=["one tutorial", "all tutorials"],
 )
 def built(request, testrun_uid):
@@ -36,7 +36,7 @@ def built(request, testrun_uid):
             assert done.returncode == 0, done.stdout + done.stderr
             mark.write_text(expected)
         fcntl.flock(lock, fcntl.LOCK_SH)  # nobody builds another one meanwhile
-        yield SITE, options[1:] or [script.stem for script in (PAGES / "tutorials").glob("*.py")]
+        yield SITE, options[1:] or [script.stem for script in TUTORIALS]
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Fields that no part of a module shows: its forward function, or its user, decides.
 SCALES = ("embedding_scale", "position_offset", "output_scale", "attention_scale")
 UNTOLD = (*FREE_FIELDS, *SCALES, *SPECIAL_IDS)
+READ_IT = "`jax-transformer suggest` reads what another program computes"
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SOURCE = re.compile(r"src|source|enc|inp", re.IGNORECASE)
 TARGET = re.compile(r"tgt|trg|target|dec|out", re.IGNORECASE)
@@ -101,7 +102,8 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
         if used.isdisjoint(part.names):
             raise InputError(
                 f"{part.names[0]} {list(part.tensor.shape)} of a {type(part.owners[0]).__name__} "
-                "has no place in the model, which has embeddings, tables of positions and a head"
+                "has no place in the model, which has embeddings, tables of positions and a head; "
+                f"{READ_IT}"
             )
     computed, buffers = _buffers(module, d_model, fields)
     if learned and computed:
@@ -127,7 +129,7 @@ def _find_transformer(module: nn.Module) -> tuple[str, nn.Module]:
         named = ", ".join(name for name, _ in bodies[:5]) or "none"
         raise InputError(
             f"{type(module).__name__} must hold one torch.nn.Transformer, but holds "
-            f"{len(bodies)}: {named}"
+            f"{len(bodies)}: {named}; {READ_IT}"
         )
     name, body = bodies[0]
     return f"{name}." if name else "", body
@@ -167,7 +169,7 @@ def _tables(parts: Sequence[_Part], d_model: int) -> tuple[list[_Part], list[_Pa
     if len(tables) > 2:
         raise InputError(
             f"{_listed(tables)} are {len(tables)} tables of tokens; the model has two at most (a "
-            "table of positions is known by 'pos' in its name)"
+            f"table of positions is known by 'pos' in its name); {READ_IT}"
         )
     return sorted(tables, key=lambda part: part.side), sorted(positions, key=lambda part: part.side)
 
@@ -293,7 +295,7 @@ def _buffers(
         elif axes and POSITION.search(name):
             raise InputError(
                 f"{name} {list(array.shape)} holds positions of another kind than "
-                f"{', '.join(SINUSOIDS)}"
+                f"{', '.join(SINUSOIDS)}; {READ_IT}"
             )
         if name in saved:
             buffers.append(Buffer(name, value))

@@ -222,7 +222,9 @@ def embedding(rows, width=WIDTH):
 def test_what_the_model_cannot_have_is_refused_by_name():
     refused = {
         r"must hold one torch.nn.Transformer, but holds 2: transformer, second": {"second": Body()},
-        r"must hold one torch.nn.Transformer, but holds 0: none": {"transformer": nn.Linear(3, 3)},
+        r"must hold one torch.nn.Transformer, but holds 0: none; `jax-transformer suggest` reads": {
+            "transformer": nn.Linear(3, 3)
+        },
         r"adapter.weight \[5, 12\] of a Linear has no place": {"adapter": nn.Linear(WIDTH, 5)},
         r"norm.weight \[12\] of a LayerNorm has no place": {"norm": nn.LayerNorm(WIDTH)},
         r"emb.weight has vectors of width 6, but .* d_model=12": {
