@@ -10,7 +10,7 @@ from jax_transformer.commands.train import train_as_named, training_console
 from jax_transformer.commands.train_arguments import named_values
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.writing import replace_file
-from jax_transformer.text.store import default_store
+from jax_transformer.text.store import default_store, one_line_faults
 from jax_transformer.translation.translator import Translator
 
 
@@ -42,13 +42,13 @@ def train(
         InputError: A pair is not two texts, or a setting cannot be used.
         Stopped: A signal has ended the run, which is saved.
     """
+    if taken := {"columns", "source", "target", "valid_source", "valid_target"} & settings.keys():
+        raise InputError(f"{min(taken)}: the pairs are in memory; leave it out")
     named = {"output": Path(output), "columns": ("source", "target")}
     folder = Path(settings.get("prepared") or default_store()) / "pairs"
     named["source"] = (_written(pairs, "pairs", folder),)
     if validation is not None:
         named["valid_source"] = (_written(validation, "validation", folder),)
-    if taken := named.keys() & settings:
-        raise InputError(f"{', '.join(sorted(taken))}: the pairs name it; leave it out")
     return Translator(train_as_named(named_values(**named, **settings), training_console()))
 
 
@@ -62,7 +62,8 @@ def _written(pairs: Iterable[tuple[str, str]], name: str, folder: Path) -> Path:
         records.append(json.dumps(dict(zip(("source", "target"), pair, strict=True))) + "\n")
     content = "".join(records).encode()
     path = folder / f"{hashlib.sha256(content).hexdigest()}.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        replace_file(path, content)
+    with one_line_faults(folder.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            replace_file(path, content)
     return path

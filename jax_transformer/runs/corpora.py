@@ -76,7 +76,6 @@ def check_files(arguments: Arguments) -> None:
         beside = f"name the file beside {source}={_shown(sources)}"
         refuse_if(sources and not (targets or has_table), f"{target}=None: {beside}")
         TextFiles(sources, targets, reading=arguments.reading)
-        TextFiles(files[source.replace("source", "text")], reading=arguments.plain_reading)
     columns, weights, prefixes = arguments.columns, arguments.weights, arguments.prefixes
     has_table = any(map(table_suffix, files["source"] + files["valid_source"]))
     refuse_if(
@@ -85,6 +84,7 @@ def check_files(arguments: Arguments) -> None:
         "a .tsv, .csv or .jsonl file in source or valid_source",
     )
     texts = files["text"] + files["valid_text"]
+    TextFiles(texts, reading=arguments.plain_reading)
     refuse_if(
         arguments.text_column is not None and not any(map(table_suffix, texts)),
         f"text_column={arguments.text_column} needs a .csv or .jsonl file in text or valid_text",

@@ -56,16 +56,10 @@ def read_records(
     dialect = DIALECTS[table_suffix(path)]
     reader = map(_parsed, texts) if is_json else csv.reader(texts, strict=True, **dialect)
     number, chosen = 0, [column.split(".") for column in columns]
-    if not is_json:
-        if has_header(path, columns):
-            number, header = 1, next(reader, [])
-            missing = [column for column in columns if column not in header]
-            if missing:
-                found = f"its header has no {missing[0]!r}; choose of {shorten(header)}"
-                raise InputError(f"{path}: columns={' '.join(columns)}: {found}")
-            chosen = [[header.index(column)] for column in columns]
-        else:
-            chosen = [[int(column) - 1] for column in columns]
+    if has_header(path, columns):
+        number, chosen = 1, _places(reader, path, columns)
+    elif not is_json:
+        chosen = [[int(column) - 1] for column in columns]
     while True:
         number += 1
         try:
@@ -85,6 +79,18 @@ def read_records(
             bad.clear()
             fault = f"has no text in {' and '.join(columns)} ({error}); mend it"
             yield BadLine(f"{path}:{number}", fault)
+
+
+def _places(reader: Iterator[list[str]], path: Path, columns: tuple[str, ...]) -> list[list[int]]:
+    """Return the places of columns in the header, which is read here."""
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        raise InputError(f"{path}: its header cannot be read ({error}); mend it") from error
+    if missing := [column for column in columns if column not in header]:
+        found = f"its header has no {missing[0]!r}, but {shorten(header)}"
+        raise InputError(f"{path}: {found}; name others of its columns")
+    return [[header.index(column)] for column in columns]
 
 
 def _texts(lines: Iterator[bytes | None], name: str, bad: list[BadLine]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def test_what_is_no_pair_is_named(tmp_path):
         with pytest.raises(InputError, match=r"pairs\[1\] = .* is not a source and a target"):
             train([("a", "b"), wrong], tmp_path / "run", prepared=tmp_path / "store")
     for named, fault in (
-        ({"source": "a"}, "source: the pairs name it"),
+        ({"source": "a"}, "source: the pairs are in memory; leave it out"),
         ({"stepps": 3}, "stepps=3 is not a setting; did you mean steps"),
         ({"steps": "many"}, "steps='many' must be a whole number"),
         ({"learning_rate": 1e-3}, "schedule"),

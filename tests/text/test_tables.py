@@ -113,12 +113,18 @@ def test_an_overlong_record_is_none_and_blank_ones_are_blank(tmp_path):
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
     path = tmp_path / "dates.csv"
     path.write_text("date,iso\n1. May,05-01\n")
-    with pytest.raises(InputError, match=r"its header has no 'text'; choose of \['date', 'iso'\]"):
+    with pytest.raises(InputError, match=r"its header has no 'text', but \['date', 'iso'\]"):
         read_text(path, reading=Reading(("date", "text")))
     with pytest.raises(InputError, match="name two of its columns by columns; it begins 'date,iso"):
         TextFiles((path,))
     with pytest.raises(InputError, match=r"a \.csv file holds pairs; name it as a source alone"):
         TextFiles((path,), (path,), reading=Reading(("date", "iso")))
+    path.write_text('"date"x,iso\n1. May,05-01\n')
+    with pytest.raises(InputError, match="its header cannot be read"):
+        read_text(path, reading=Reading(("date", "iso")))
+    path.write_bytes(b"\xff,iso\n1. May,05-01\n")
+    with pytest.raises(InputError, match="its header has no 'date'"):
+        read_text(path, reading=Reading(("date", "iso")))
     (path := tmp_path / "dates.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="columns=1 2 must be keys of its records"):
         TextFiles((path,), reading=Reading(("1", "2")))
