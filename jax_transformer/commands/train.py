@@ -266,6 +266,9 @@ def show_settings(
         if name in SHOWN or value != usual[name]
     )
     console.print(f"training: {', '.join(shown)}")
+    if training.warmup_steps >= training.steps:
+        lengths = f"warmup_steps={training.warmup_steps}, steps={training.steps}"
+        console.print(f"WARNING: {lengths}: the learning rate does not reach its peak")
     console.print(f"all settings: {arguments.output / SETTINGS_FILE}")
     console.print(describe(mesh))
     console.print(str(attention_choice(mesh.devices.flat[0], config, training)))

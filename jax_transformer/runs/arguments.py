@@ -95,9 +95,9 @@ class Arguments:
             tokenizer or of a model.
         target_tokenizer: Tokenizer of the targets, where --tokenizer is that of the sources; for a
             model with token_embeddings "separate".
-        init: Folder of the model to start from, of this library or of Hugging Face. The run keeps
-            its tokenizer, its config and its generation defaults; only the dropout rates may be
-            others.
+        init: Folder of the model to start from, of this library or of Hugging Face; or its name on
+            the Hugging Face hub. The run keeps its tokenizer, its config and its generation
+            defaults; only the dropout rates may be others.
         init_keeps: What to keep of the last checkpoint of the run in --init beside its parameters:
             Adam's "moments", the "step" at which the schedule goes on, or both. Everything else may
             be another: learning rate, batches, text.
@@ -250,13 +250,17 @@ WHEN_RESUMED = {each.name: each.metadata.get("resumed") for each in dataclasses.
 
 
 def kept_arguments(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON."""
+    """Return the arguments that `arguments_of_run` needs beside the other settings, as JSON.
+
+    A resumed run does not read the folder of --init, perhaps a name on the hub: it stays as named.
+    """
     named = vars(arguments).items()
-    return {
+    kept = {
         name: _absolute(value)
         for name, value in named
         if WHEN_RESUMED[name] in (None, "changeable")
     }
+    return kept | {"init": arguments.init and str(arguments.init)}
 
 
 def arguments_of_run(settings: RunSettings) -> Arguments:

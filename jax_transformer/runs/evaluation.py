@@ -22,7 +22,6 @@ from jax_transformer.runs.model_settings import trained_model
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.folder import ADAPTER, MODEL
-from jax_transformer.storage.hub import folder_or_name
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.batches import pad
@@ -107,7 +106,7 @@ class Evaluation:
                 adapter,
                 self.settings.config,
                 family=None if origin is None else origin.model_type,
-                base=folder_or_name(self.settings.arguments["init"]),
+                base=self.settings.arguments["init"],
                 dropout=self.settings.training_config.lora_dropout,
                 overwrite=True,
             )

@@ -13,6 +13,7 @@ from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import notes
+from jax_transformer.convert.generation_config import names_length
 from jax_transformer.convert.huggingface import is_huggingface, read_config
 from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.origin import read_origin as read_huggingface_origin
@@ -22,6 +23,7 @@ from jax_transformer.model.checks import check_generates
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
+from jax_transformer.storage.hub import local_folder
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer, parse_byte_pair, read_files
 from jax_transformer.tokenizers.readers.library import MOST_IDS, read_usual_names
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
@@ -129,6 +131,7 @@ def read_initial_model(
         comes from, where it does; and lines for the reader: what was converted, and what is not
         carried over or not applied.
     """
+    folder = local_folder(folder)
     try:
         model = load(
             folder,
@@ -155,6 +158,9 @@ def read_initial_model(
             report.append(f"{folder}: not carried over: {', '.join(left)}")
         family = get_family(origin.model_type)
         report += [f"{folder}: {note}" for note in notes(family, origin.config)]
+        if not names_length(folder):  # else validation texts would end there, and be scored so
+            unlimited = {k: v for k, v in model.generation.items() if k != "max_new_tokens"}
+            model = model._replace(generation=unlimited)
     else:
         origin = read_origin(folder)
     dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} - {"float32"}

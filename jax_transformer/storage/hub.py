@@ -44,11 +44,6 @@ def local_folder(model: str | Path) -> Path:
     return folder
 
 
-def folder_or_name(path: str) -> str:
-    """Return the absolute path of a model's folder; if there is none, its name on the hub."""
-    return path if Path(path).exists() else "/".join(Path(path).parts[-2:])
-
-
 def _snapshot(hub: ModuleType, model: str, *, offline: bool) -> Path | None:
     """Return the folder of a model with its weights; None where there are none."""
     for weights in WEIGHTS:

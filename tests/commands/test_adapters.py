@@ -157,6 +157,9 @@ def test_a_run_from_a_marian_writes_an_adapter_that_peft_loads(corpus, no_pictur
     model.save_pretrained("marian")
     options = [*SHORT, "--steps=3", "--lora-rank=2", "--lora-targets", "*/value", "*/inner"]
     program(*TEXT, "--init=marian", "--output=on", *options)
+    settings = json.loads(Path("on/adapter", peft_folder.SETTINGS).read_text())
+    assert settings["base_model_name_or_path"] == "marian"  # as it was named
+    assert "max_new_tokens" not in load("on").generation  # transformers' 20, which nobody named
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         adapted = peft.AutoPeftModelForSeq2SeqLM.from_pretrained("on/adapter").eval()

@@ -17,7 +17,7 @@ from jax_transformer.commands import train
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.table import flatten
-from jax_transformer.runs import evaluation
+from jax_transformer.runs import evaluation, model_settings
 from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
@@ -263,3 +263,14 @@ def test_a_new_run_keeps_what_it_is_told_of_the_last_checkpoint_of_another(base,
     line = refusal(capsys, "--output=both", "--resume", "--init-keeps=step")
     assert line.startswith("error: init_keeps=['step'] is not the run's, which has ")
     assert line.endswith("; for another, start a new run from this one, by --init and --init-keeps")
+
+
+def test_a_run_starts_from_a_name_of_the_hub_which_it_keeps(base, monkeypatch, capsys):
+    monkeypatch.setattr(model_settings, "local_folder", {Path("somebody/a-model"): base}.get)
+    options = [*TEXT, *SHORT, "--steps=1", "--schedule=constant", "--warmup-steps=1"]
+    program("--init=somebody/a-model", "--output=own", *options)
+    shown = capsys.readouterr().out
+    assert "WARNING: warmup_steps=1, steps=1: the learning rate does not reach its peak" in shown
+    assert yaml.safe_load(Path("own/settings.yaml").read_text())["init"] == "somebody/a-model"
+    program("--output=own", "--resume", "--steps=2")
+    assert "resumed at step 1 of 2" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from jax_transformer import InputError
-from jax_transformer.storage.hub import folder_or_name, local_folder
+from jax_transformer.storage.hub import local_folder
 
 NAME = "somebody/a-model"
 
@@ -88,9 +88,3 @@ def test_a_path_is_not_asked_for(cache, monkeypatch, path):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     os.mkdir("runs")
     assert str(local_folder(path)) == path
-
-
-def test_a_name_of_the_hub_is_known_in_an_absolute_path(tmp_path):
-    (tmp_path / "own").mkdir()
-    assert folder_or_name(str(tmp_path / "own")) == str(tmp_path / "own")
-    assert folder_or_name(str(tmp_path / "google" / "mt5-small")) == "google/mt5-small"
