@@ -26,12 +26,14 @@ from jax_transformer import (
     apply,
     convert,
     cross_entropy,
+    generate,
     init_params,
     make_train_step,
     pad,
     parameter_shardings,
     parity,
 )
+from jax_transformer.adapters import lora
 from jax_transformer.commands.main import usage
 from jax_transformer.convert.layout_file import LayoutFile
 from jax_transformer.porting import get_layout
@@ -184,6 +186,23 @@ def test_results_that_are_tables_print_as_tables():
     compared = parity.compare(*[parity.record(None, lambda _: {"y": np.ones(2)})] * 2)
     assert repr(compared) == str(compared)
     assert repr(compared).endswith("a agrees with b")
+    assert repr(parity.record(None, lambda _: {"y": np.ones(2)})) == "Record(1 blocks: ['y'])"
+
+
+def test_an_option_that_is_none_is_named_with_the_nearest():
+    src = np.array([[5, 2]])
+    with pytest.raises(InputError, match="beam=4 is not a setting; did you mean beam_size"):
+        generate(PARAMS, CONFIG, src, max_new_tokens=3, beam=4)
+    with pytest.raises(InputError, match="max_new_token=3 is not a setting; did you mean max_new_"):
+        generate(PARAMS, CONFIG, src, generation=GenerationConfig(5), max_new_token=3)
+
+
+@unchecked()
+def test_a_text_is_no_list_of_texts():
+    with pytest.raises(InputError, match="lines='nine' must be a list of texts"):
+        train_byte_pair(["nine"], 20).encode_source("nine")
+    with pytest.raises(InputError, match=r"write \['\*/query'\]"):
+        lora.init(jax.random.key(0), CONFIG, 2, "*/query")
 
 
 def test_decode_takes_the_ids_of_generate():

@@ -139,6 +139,7 @@ def make_server(translator: Translator, port: int, allow_origin: str | None = No
 def end(number: int, _: Any) -> None:
     """End the server behind its answers; the same signal ends it at once then."""
     signal.signal(number, signal.SIG_DFL)
+    print("\nending after the running requests; once more ends at once", flush=True)
     sys.exit()
 
 

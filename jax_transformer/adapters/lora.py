@@ -46,6 +46,10 @@ def shapes(config: TransformerConfig, rank: int, targets: Sequence[str]) -> dict
             kernel.
     """
     check_whole_number("lora_rank", rank, least=1)
+    if isinstance(targets, str):
+        raise InputError(
+            f"lora_targets={targets!r} must be a list of patterns: write [{targets!r}]"
+        )
     if not targets:
         raise InputError("lora_targets is empty; name products, for example '*/query'")
     kernels = {

@@ -258,7 +258,10 @@ def show_settings(
     model = f"preset {arguments.preset}" if arguments.preset else f"that of {arguments.init}"
     named = named_fields(arguments.model, arguments.preset, TEXT_SIZES)
     fields = (f"{name}={named[name]}" for name in (named if arguments.preset else TEXT_SIZES))
-    console.print(f"model: {model}, {', '.join(fields)}, {config.src_vocab_size:,} tokens")
+    tokens = f"{config.src_vocab_size:,}"
+    if arguments.tokenizer is None and config.src_vocab_size < arguments.vocab_size:
+        tokens = f"{tokens} of at most {arguments.vocab_size:,}"  # a small text has no more
+    console.print(f"model: {model}, {', '.join(fields)}, {tokens} tokens")
     usual = dataclasses.asdict(TrainingConfig())
     shown = (
         f"{name}={value}"

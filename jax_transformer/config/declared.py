@@ -32,6 +32,7 @@ from jax_transformer.errors import InputError, shorten
 # What other programs call a setting.
 ALSO_CALLED = {
     "beam": "beam_size num_beams beams",
+    "beam_size": "beam num_beams beams",
     "clip_norm": "clip max_grad_norm grad_clip gradient_clip_val",
     "columns": "tsv_columns source_column target_column",
     "compute_dtype": "bf16 fp16 precision amp",

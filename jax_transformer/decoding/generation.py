@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import check_slots
-from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.generation_config import GenerationConfig, check_options
 from jax_transformer.decoding.hypotheses import Hypotheses, make_selection
 from jax_transformer.decoding.sampling import Keys
 from jax_transformer.decoding.search import search
@@ -109,6 +109,7 @@ def generate(
     """
     if generation is not None and not isinstance(generation, GenerationConfig):
         raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
+    check_options(options)
     if generation is None:
         options = GenerationConfig(**options)
     else:

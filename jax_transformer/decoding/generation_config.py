@@ -1,6 +1,6 @@
 """The options of `generate`, declared once: names, types, ranges and defaults."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.config.declared import checked, short_repr
+from jax_transformer.config.declared import check_name, checked, declarations, short_repr
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_generates, check_length
 
@@ -157,6 +157,12 @@ class GenerationConfig:
                 f"exceed the position table, which ends at max_length={config.max_length}"
             )
         check_length("max_new_tokens: the target", self.max_new_tokens, config.max_length)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse a name that is no field of `GenerationConfig`, and name the nearest one."""
+    for name, value in options.items():
+        check_name(name, value, declarations(GenerationConfig))
 
 
 def declared_options() -> dict[str, Any]:

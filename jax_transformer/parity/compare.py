@@ -251,9 +251,13 @@ class _Examined:
         size, inside = side.output(name).size, side.inside(name)
         if self.mixed:  # a plain function has only values
             return (size,)
-        weights = {x.size for one in (name, *inside) for x in side.blocks[one].weights.values()}
-        large = sorted(size for size in weights if 4 * size > max(weights))
-        return size, bool(side.blocks[name].kind), bool(inside), *large
+        own = side.blocks[name].weights.values()
+        weights = [*own, *(x for part in inside for x in side.blocks[part].weights.values())]
+        # Query, key and value are three parts, or one weight of the attention itself.
+        has_parts = bool(inside) or any(map(_is_packed, own))
+        sizes = {x.size // (3 if _is_packed(x) else 1) for x in weights}
+        large = sorted(size for size in sizes if 4 * size > max(sizes))
+        return size, bool(side.blocks[name].kind), has_parts, *large
 
     def _paired(self) -> list[Pair]:
         """Return a pair of each block, in b's order, then those that only a has."""
@@ -351,6 +355,7 @@ class _Examined:
             for name in side.names
             if side.blocks[name].kind and name not in side.right
             if all(map(side.knows, side.value_inputs(name)))
+            if self.mixed or not self._is_hidden(position, name)
         )
         suspects = [self._of(-position, name) for _, position, name in found]
         for suspect in suspects if self.mixed else ():
@@ -361,6 +366,12 @@ class _Examined:
                 if any(explain(self._stage(pair), self.rule)):
                     return pair
         return next((one for one in suspects if not self.mixed or one.error is not None), None)
+
+    def _is_hidden(self, position: int, name: str) -> bool:
+        """Return whether a block is inside one whose partner has no parts to compare it with."""
+        other = self.sides[1 - position]
+        around = (self._of(position, outer) for outer in self.sides[position].around[name])
+        return any(p.error is not None and not other.inside(p[1 - position]) for p in around)
 
     def _of(self, position: int, name: str) -> Pair:
         return next(pair for pair in self.pairs if pair[position] == name)
@@ -397,3 +408,7 @@ class _Examined:
         if pair.a is not None and not self.mixed and target is model.output(here):
             there.append(other.output(pair.a))
         return Stage(where, names, [*inputs, *computed], masks, block.weights, target, there)
+
+
+def _is_packed(weight: np.ndarray) -> bool:
+    return weight.ndim == 2 and max(weight.shape) == 3 * min(weight.shape)

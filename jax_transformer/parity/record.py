@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.parity.observe import observed
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.arrays import as_numpy, own_copy
@@ -47,6 +47,10 @@ class Record:
     """
 
     blocks: Mapping[str, Block]
+
+    def __repr__(self) -> str:
+        """Return one line: a record has every value of a model."""
+        return f"{type(self).__name__}({len(self.blocks)} blocks: {shorten([*self.blocks])})"
 
     def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> None:
         """Write one .safetensors file: arrays "NAME:output.0", "NAME:input.0", "NAME:weight.KEY".

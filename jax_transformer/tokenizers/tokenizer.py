@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Integer
 
 from jax_transformer.config import SPECIAL_IDS
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.languages import Side as SideName
@@ -214,6 +214,8 @@ class Tokenizer:
     def _encode(
         self, lines: Sequence[str], side: Side, name: SideName, max_length: int | None
     ) -> list[list[int]]:
+        if isinstance(lines, str):
+            raise InputError(f"lines={shorten(lines)} must be a list of texts")
         prefix, suffix = self.affixes(name)
         most = None if max_length is None else max(0, max_length - len(prefix) - len(suffix))
         rows = side.segmenter.encode(lines)

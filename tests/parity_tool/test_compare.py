@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from flax import linen
 from torch import nn
 
 from jax_transformer import InputError, parity
@@ -234,3 +235,78 @@ def test_a_function_beside_a_module_is_found_where_it_differs_and_not_at_what_it
     found, comparison = first(expected, function(dropped=RANDOM.binomial(1, 0.5, (2, 4, 6)) * 2.0))
     assert found == (None, "z")  # the module drops nothing
     assert comparison.explanations == ("only b has this",)
+
+
+class LinenAttention(linen.Module):
+    """Linen's attention behind a norm, with a fault."""
+
+    fault: str | None
+
+    @linen.compact
+    def __call__(self, x, mask):
+        scale = {"scale": 8**0.5, "scale by 1.001": 1.001}.get(self.fault, 1.0)
+
+        def attend(query, key, value, mask=None):  # Linen passes what the signature names
+            return linen.dot_product_attention(scale * query, key, value, mask=mask)
+
+        y = linen.LayerNorm(epsilon=1e-3 if self.fault == "epsilon" else 1e-5)(x)
+        attention = linen.MultiHeadDotProductAttention(4, attention_fn=attend)
+        return x + attention(y, y, mask=None if self.fault == "mask" else mask)
+
+
+class TorchAttention(nn.Module):
+    """The same by torch's class, which calls no parts; query, key and value are one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x, padding):
+        y = self.norm(x)
+        options = {"need_weights": False, "key_padding_mask": padding}
+        return x + self.attention(y, y, y, **options)[0]
+
+
+ATTENTION = ("MultiHeadDotProductAttention_0", "attention")
+
+
+@pytest.mark.parametrize(
+    ("fault", "block"),
+    [(None, None), ("epsilon", ("LayerNorm_0", "norm"))]
+    + [(fault, ATTENTION) for fault in ("scale", "scale by 1.001", "mask", "order")],
+)
+def test_an_attention_of_parts_is_paired_with_one_that_has_none(fault, block, x64):
+    torch.manual_seed(0)
+    theirs = TorchAttention().double()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x, padding = np.random.default_rng(0).normal(size=(2, 7, 32)), np.zeros((2, 7), bool)
+    padding[1, 5:] = True
+    state = {name: value.numpy() for name, value in theirs.state_dict().items()}
+    order = slice(None, None, -1 if fault == "order" else 1)
+    heads = {
+        name: {
+            "kernel": kernel.T.reshape(32, 4, 8)[:, order if name == "query" else slice(None)],
+            "bias": bias.reshape(4, 8)[order if name == "query" else slice(None)],
+        }
+        for name, kernel, bias in zip(
+            ("query", "key", "value"),
+            np.split(state["attention.in_proj_weight"], 3),
+            np.split(state["attention.in_proj_bias"], 3),
+            strict=True,
+        )
+    }
+    heads["out"] = {
+        "kernel": state["attention.out_proj.weight"].T.reshape(4, 8, 32),
+        "bias": state["attention.out_proj.bias"],
+    }
+    norm = {"scale": state["norm.weight"], "bias": state["norm.bias"]}
+    params = {"LayerNorm_0": norm, "MultiHeadDotProductAttention_0": heads}
+    a = parity.record(
+        LinenAttention(fault),
+        lambda module: module.apply({"params": params}, x, ~padding[:, None, None]),
+    )
+    b = parity.record(theirs, lambda module: module(*map(torch.from_numpy, (x, padding))))
+    found, comparison = first(a, b)
+    assert found == block, comparison
