@@ -75,6 +75,9 @@ assert error < 1e-5
 # 1e-5. A wrong formula shows in float64: after `jax.config.update("jax_enable_x64", True)` and
 # `mine.double()`, two correct models differ by some 1e-14.
 #
+# If one learned table of positions serves both sides of your model, it becomes two parameters in
+# JAX, which a training changes apart: `help(convert.torch_nn_model)` says what to do.
+#
 # ## What a wrong config looks like
 #
 # A wrong field may convert without an error and compute other numbers. `parity.compare` compares

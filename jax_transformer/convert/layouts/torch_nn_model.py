@@ -81,6 +81,10 @@ def torch_nn_model(module: nn.Module, **fields: Any) -> ModuleDescription:
     - `max_length`: the rows of the shortest table, else 512.
     - `output_projection`: "none" without a head; "tied" where `forward` multiplies by the table.
 
+    One learned table of positions for both sides becomes two parameters in JAX. `to_torch` refuses
+    them once they differ: freeze "*_positions/*" in a training, or give both the sum of their
+    gradients, as torch does.
+
     Names show which table is which (source, src, enc; target, tgt, dec; pos); the head also shows
     the target's. Two tables whose names show nothing are source and target in this order.
 
