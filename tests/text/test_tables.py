@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax_transformer import InputError
 from jax_transformer.text.parallel_text import Reading, Text, TextFiles, read_text
 from jax_transformer.text.text_files import LONGEST_LINE, BadLine
-from tests.text.texts import corpus
+from tests.text.texts import corpus, task
 
 NAMES = ("de", "en")
 EXPECTED = Text(("zwei, drei", 'a "b"', "x y"), ("two", "c\\", "z"))
@@ -139,11 +139,12 @@ def test_records_of_plain_text_are_documents(tmp_path):
 
 def test_other_columns_of_a_prepared_file_are_another_text(tmp_path):
     (path := tmp_path / "pairs.csv").write_text("eins,zwei\ndrei,vier\nsechs,neun\n")
-    corpora = []
+    found = []
     for columns in (("eins", "zwei"), ("1", "2")):  # with a header, and without one
         text = TextFiles((path,), reading=Reading(columns))
-        corpora.append(corpus(tmp_path / "store", text))
-    assert [len(corpus) for corpus in corpora] == [2, 3]
+        pairs = task(tmp_path / "store", text).text.pairs
+        found.append((pairs, len(corpus(tmp_path / "store", text))))
+    assert found == [(2, 2), (3, 3)]
 
 
 def test_bad_records_reach_another_process_whole():
