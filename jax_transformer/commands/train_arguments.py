@@ -125,7 +125,7 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
     return named
 
 
-def named_values(**values: Any) -> NamedSettings:
+def named_values(values: Mapping[str, Any]) -> NamedSettings:
     """Return what a call in Python names: settings of the run, the model and the training."""
     parts = map(declarations, (Arguments, *PARTS.values()))
     known = [name for part in parts for name in part if name not in PARTS]

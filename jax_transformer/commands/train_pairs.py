@@ -49,7 +49,7 @@ def train(
     named["source"] = (_written(pairs, "pairs", folder),)
     if validation is not None:
         named["valid_source"] = (_written(validation, "validation", folder),)
-    return Translator(train_as_named(named_values(**named, **settings), training_console()))
+    return Translator(train_as_named(named_values(settings | named), training_console()))
 
 
 def _written(pairs: Iterable[tuple[str, str]], name: str, folder: Path) -> Path:

@@ -324,7 +324,7 @@ NAMING = {
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_translate_and_export_alone_ask_the_hub(command, tmp_path, monkeypatch):
+def test_who_translates_exports_or_trains_a_model_asks_the_hub(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines").write_text("a line\n")
     asked = []
@@ -335,7 +335,7 @@ def test_translate_and_export_alone_ask_the_hub(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     assert refusal(command, *NAMING[command]).startswith("error: ")
-    assert bool(asked) == (command in ("translate", "export"))
+    assert bool(asked) == (command in ("translate", "export", "train", "prepare"))
 
 
 LONG = "x" * 250  # a name that the disk can hold; those of half-written files are longer

@@ -217,7 +217,7 @@ def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
     assert tried - {"seed"} == {field.name for field in dataclasses.fields(GenerationConfig)}
     _, usual, _ = run(b"", "--help")
     assert usual.count("\n") < 75
-    assert "--beam BEAM_SIZE" in usual
+    assert "--beam N" in usual
     assert "--top-k" not in usual
     code, shown, err = run(b"", "--help-all")
     assert (code, err) == (0, "")

@@ -186,7 +186,7 @@ def test_a_bad_text_is_its_own_error(model):
         executor.submit("a")
     with pytest.raises(InputError, match="submit each sentence"):
         Translator(model).executor(split_sentences="en")
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="beams=3 is not a setting; did you mean beam_size"):
         Translator(model).executor(beams=3)
 
 

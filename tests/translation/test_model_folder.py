@@ -349,13 +349,14 @@ def test_a_model_of_ids_alone_is_saved_loaded_and_refused_where_text_is_needed(t
     found = generate(again.params, again.config, source, **options)
     assert found.tokens.shape == (1, 1, 4)
     save(tmp_path / "again", again)
+    (lines := tmp_path / "lines").write_text("a\n")
     for needs_text in (
         lambda: Translator(folder),
         lambda: Translator(again),
         lambda: load(folder, source_lang="de"),
         lambda: read_initial_model(folder),
         lambda: load_tokenizer(folder),
-        lambda: cli.main(["translate", str(folder), "--input", str(folder / "config.json")]),
+        lambda: cli.main(["translate", str(folder), "--input", str(lines)]),
         lambda: cli.main(["export", str(folder), str(tmp_path / "out"), "--to", "stablehlo"]),
     ):
         with pytest.raises((InputError, SystemExit), match="is a model of ids alone") as error:
