@@ -62,7 +62,7 @@ def export_programs(
             known += [f"{name} <= {config.max_length}" for name in "st" if name in names]
         return jax.export.symbolic_shape(", ".join(names), constraints=known)
 
-    def export(program: Program, *arguments: Any, **fields: str) -> jax.export.Exported:
+    def export(program: Program, *arguments: Any, **fields: str | bool) -> jax.export.Exported:
 
         def run(arrays: Named, *others: Any) -> Any:
             tree = as_tree(arrays, params)
@@ -82,7 +82,11 @@ def export_programs(
     memory = jax.eval_shape(partial(_encode, SearchExecution(), config), params, src)
     ancestors = _ids(batch, count, target)
     cache = jax.eval_shape(
-        partial(_init_cache, SearchExecution(), config), params, src, memory, ancestors
+        partial(_init_cache, SearchExecution(wide_cache=False), config),
+        params,
+        src,
+        memory,
+        ancestors,
     )
     programs["init_cache"] = export(
         lambda *arguments: named(_init_cache(*arguments)),
@@ -90,6 +94,7 @@ def export_programs(
         memory,
         ancestors,
         cache="split_heads",  # of the caches of all platforms
+        wide_cache=False,
     )
     programs["decode_step"] = export(partial(_decode_step, cache), named(cache), _ids(batch, count))
     batch, source, target = of_sizes("bst")
