@@ -158,7 +158,8 @@ def read_initial_model(
             report.append(f"{folder}: not carried over: {', '.join(left)}")
         family = get_family(origin.model_type)
         report += [f"{folder}: {note}" for note in notes(family, origin.config)]
-        if not names_length(folder):  # else validation texts would end there, and be scored so
+        # Else validation texts would end at transformers' 20 tokens, and be scored so.
+        if not (ignore_generation_config or names_length(folder)):
             unlimited = {k: v for k, v in model.generation.items() if k != "max_new_tokens"}
             model = model._replace(generation=unlimited)
     else:
