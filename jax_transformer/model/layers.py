@@ -544,11 +544,21 @@ class DecoderLayer(nn.Module):
         mask, position_bias, rotation, _ = context
         y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
         x = self.self_attention_residual(x, y)
+        return self.after_targets(x, memory, src_mask, of_memory), cache
+
+    def after_targets(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S M"] | None,
+        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
+        of_memory: AttentionCache | None,
+    ) -> Float[Array, "B T D"]:
+        """Return the layer's output, of what its first sublayer has made of the targets."""
         y = self.cross_attention_residual.sublayer_input(x)
         y = self.cross_attention(y, memory, memory, src_mask, cache=of_memory)
         x = self.cross_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y)), cache
+        return self.feed_forward_residual(x, self.feed_forward(y))
 
     def cross_attention_input(self, memory: Float[Array, "B S M"]) -> Float[Array, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""
