@@ -48,6 +48,11 @@ OTHERS = {
         **{"query_key_norm": True, "positions": "rotary", "sliding_window": 5},
         **{"encoder_window": "split", "encoder_num_kv_heads": 1, "norm_placement": "pre"},
     },
+    # The decoder of Marian's small models, with a memory of another width.
+    "ssru": {
+        **{"decoder_attention": "ssru_then_cross", "token_embeddings": "separate"},
+        **{"encoder_d_model": 30, "memory_norm": True},
+    },
 }
 
 

@@ -64,6 +64,11 @@ WRONG = [
     ),
     ({"decoder_attention": "merged", "memory_norm": True}, ["memory_norm=True", "'merged'"]),
     ({"decoder_attention": "self_over_memory", "sliding_window": 3}, ["sliding_window=3 must be"]),
+    ({"decoder_attention": "ssru_then_cross", "sliding_window": 3}, ["sliding_window=3 must be"]),
+    (
+        {"positions": "relative", "decoder_attention": "ssru_then_cross"},
+        ["ssru_then_cross", "positions='relative'", "'self_then_cross'"],
+    ),
     ({"num_kv_heads": 3}, ["num_kv_heads=3 must divide num_heads=8"]),
     ({"head_projection": "shared", "num_kv_heads": 2}, ["num_kv_heads=2 must be None"]),
     ({"encoder_num_heads": 7}, ["of the encoder's sizes", "num_heads=7 must divide d_model=512"]),

@@ -33,6 +33,7 @@ def all_shapes():
     ]
     relative = {"positions": "relative", "relative_attention_num_buckets": 10}
     relative |= fields
+    configs.append(TransformerConfig(**SIZES, **fields, decoder_attention="ssru_then_cross"))
     configs += [
         TransformerConfig(**SIZES, **relative, relative_attention_bias=kind)
         for kind in ("shared", "per_layer")

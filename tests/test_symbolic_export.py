@@ -85,7 +85,11 @@ def tokens(config, batch, source, target):
             *(("pre_norm", name) for name in ("apply", "beam")),
             *(("t5", name) for name in ("encode", "apply", "greedy", "beam")),  # relative positions
             ("shared_heads", "greedy"),
-            *((preset, name) for preset in ("windows", "merged") for name in ("apply", "beam")),
+            *(
+                (preset, name)
+                for preset in ("windows", "merged", "ssru")
+                for name in ("apply", "beam")
+            ),
         ],
         lambda *row: row == ("t5", "greedy"),
     ),

@@ -8,7 +8,7 @@ import pytest
 import torch_reference
 from jax_transformer import convert
 from jax_transformer.convert.table import flatten
-from jax_transformer.model import layers, merged_attention, self_over_memory
+from jax_transformer.model import layers, merged_attention, self_over_memory, ssru
 from tests.models import random_params, small_config
 from tests.tiers import MODELS
 
@@ -16,12 +16,14 @@ PAIRS = {
     "layers": (layers, torch_reference.layers),
     "merged_attention": (merged_attention, torch_reference.merged_attention),
     "self_over_memory": (self_over_memory, torch_reference.self_over_memory),
+    "ssru": (ssru, torch_reference.ssru),
 }
 # All that differs: a class that torch.nn has, and the caches of layers that only JAX decodes with.
 EXCEPTIONS = {
     "Dropout": ["__call__", "is_active", "_key"],
     "MergedAttentionLayer": ["init_cache"],
     "SelfOverMemoryLayer": ["init_cache", "_step"],
+    "SSRULayer": ["init_cache", "write_step"],
 }
 COUNTERPARTS = {"__call__": "forward", "setup": "__init__"}  # the words of Flax and of torch
 

@@ -377,8 +377,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.config = config
         placement = config.norm_placement_of("decoder")
-        self.self_attention = MultiHeadAttention(config)
-        self.self_attention_residual = Residual(config, placement)
+        if config.decoder_attention != "ssru_then_cross":
+            self.self_attention = MultiHeadAttention(config)
+            self.self_attention_residual = Residual(config, placement)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
         if config.decoder_attention != "merged":

@@ -26,6 +26,7 @@ from torch_reference.layers import (
 )
 from torch_reference.merged_attention import MergedAttentionLayer
 from torch_reference.self_over_memory import SelfOverMemoryLayer
+from torch_reference.ssru import SSRULayer
 
 Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
 Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
@@ -36,6 +37,7 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "self_then_cross": DecoderLayer,
     "self_over_memory": SelfOverMemoryLayer,
     "merged": MergedAttentionLayer,
+    "ssru_then_cross": SSRULayer,
 }
 
 

@@ -70,6 +70,7 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
     ("decoder_attention", "self_over_memory", {"sliding_window": None}),
     ("decoder_attention", "merged", {"memory_norm": False}),
+    ("decoder_attention", "ssru_then_cross", {"sliding_window": None}),
     ("sliding_window", None, {"sliding_window_pattern": None, "sliding_window_theta": None}),
     ("sliding_window", None, {"encoder_window": "each_side"}),
 )
@@ -185,7 +186,9 @@ class TransformerConfig:
             the causal self-attention over the encoder's output, feeds the result as the values of
             the second attention and adds the residual to them. It needs targets as long as their
             sources, and targets do not attend to each other. "merged" is one attention to targets
-            and memory side by side, with the same projections (T5Gemma 2).
+            and memory side by side, with the same projections (T5Gemma 2). "ssru_then_cross" has
+            a recurrence in the place of the self-attention (Kim et al. 2019, section 3.1): a target
+            mask then says where its state continues, and rotary positions are the encoder's alone.
         dropout: Dropout of sublayers and embeddings.
         attention_dropout: Rate on the attention weights; None means `dropout`.
         activation_dropout: Rate inside the feed-forward network; None means `dropout`.
@@ -269,7 +272,9 @@ class TransformerConfig:
     final_norm: bool = False
     decoder_final_norm: bool | None = None
     memory_norm: bool = False
-    decoder_attention: Literal["self_then_cross", "self_over_memory", "merged"] = "self_then_cross"
+    decoder_attention: Literal[
+        "self_then_cross", "self_over_memory", "merged", "ssru_then_cross"
+    ] = "self_then_cross"
     dropout: Rate = 0.1
     attention_dropout: Rate | None = None
     activation_dropout: Rate | None = None

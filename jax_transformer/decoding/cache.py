@@ -128,9 +128,10 @@ def new_cache(
     check_cache(config, *memory.shape[:2], max_new_tokens, beam_size, dtype.itemsize)
     slots = max_new_tokens * beam_size
     decoder = bind(params, config, execution).decoder
-    layers = decoder.init_cache(memory, src_mask, slots, execution.cache)
+    layers = decoder.init_cache(memory, src_mask, beam_size, slots, execution.cache)
     return Cache(
-        layers=jax.tree.map(lambda x: x.astype(dtype), layers),
+        # The state of a recurrence is wide, and stays so: each step adds to it.
+        layers=jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), layers),
         src_mask=src_mask,
         ancestors=jnp.full((memory.shape[0], beam_size, max_new_tokens), -1, jnp.int32),
         position=jnp.zeros((), jnp.int32),

@@ -231,7 +231,8 @@ def check_target(
     check_decoder(config)
     check_inputs("tgt", tgt, config.tgt_vocab_size, positions, config)
     batch, length = tgt.shape[:2]
-    check_mask("tgt_mask", mask, (batch, config.num_heads, length, length))
+    heads = 1 if config.decoder_attention == "ssru_then_cross" else config.num_heads
+    check_mask("tgt_mask", mask, (batch, heads, length, length))
 
 
 def check_decoder(config: TransformerConfig) -> None:
@@ -484,7 +485,7 @@ def check_cache(
         raise InputError(f"{named} and {batch} sources makes {slots} slots, but at most {LARGEST}")
     if jax.default_backend() != "cpu":
         return
-    kept = 0 if config.decoder_attention == "self_over_memory" else slots
+    kept = slots if config.decoder_attention in ("self_then_cross", "merged") else 0
     width = config.key_heads * (config.head_dim + config.value_dim) * bytes_of_a_number
     cache = config.num_decoder_layers * width * (kept + batch * source_length)
     remedy = "set fewer tokens, hypotheses or sources"

@@ -502,8 +502,9 @@ class DecoderLayer(nn.Module):
         """Declare the sublayers."""
         config, execution = self.config, self.execution
         placement = config.norm_placement_of("decoder")
-        self.self_attention = MultiHeadAttention(config, execution)
-        self.self_attention_residual = Residual(config, placement, execution)
+        if config.decoder_attention != "ssru_then_cross":
+            self.self_attention = MultiHeadAttention(config, execution)
+            self.self_attention_residual = Residual(config, placement, execution)
         if config.has_relative_bias_per_layer:
             self.relative_attention_bias = RelativeAttentionBias(config, bidirectional=False)
         if config.decoder_attention != "merged":
@@ -565,7 +566,7 @@ class DecoderLayer(nn.Module):
         return self.memory_norm(memory) if self.config.memory_norm else memory
 
     def init_cache(
-        self, memory: Float[Array, "B S M"], slots: int, layout: CacheLayout
+        self, memory: Float[Array, "B S M"], hypotheses: int, slots: int, layout: CacheLayout
     ) -> LayerCache:
         """Return the cache before the first token: the memory projected, no slot written."""
         memory = self.cross_attention_input(memory)

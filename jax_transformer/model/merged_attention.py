@@ -51,7 +51,7 @@ class MergedAttentionLayer(DecoderLayer):
         return self.feed_forward_residual(x, self.feed_forward(y)), cache
 
     def init_cache(
-        self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
+        self, memory: Float[Array, "B S D"], hypotheses: int, slots: int, layout: CacheLayout
     ) -> LayerCache:
         """Return the cache before the first token: the memory projected, and empty slots."""
         of_memory = self.self_attention.keys_and_values(memory, layout)

@@ -70,9 +70,9 @@ class SelfOverMemoryLayer(DecoderLayer):
         return self.feed_forward_residual(x, self.feed_forward(y)), None
 
     def init_cache(
-        self, memory: Float[Array, "B S D"], slots: int, layout: CacheLayout
+        self, memory: Float[Array, "B S D"], hypotheses: int, slots: int, layout: CacheLayout
     ) -> OverMemoryCache:
-        """Return the cache: projections of the memory; `slots` of the targets are not needed."""
+        """Return the cache: projections of the memory; nothing of the targets is needed."""
         of_memory = self.self_attention.keys_and_values(memory, "split_heads")
         keys = cached_keys(self.cross_attention.keys(memory), layout)
         return OverMemoryCache(memory, of_memory, keys)

@@ -42,6 +42,7 @@ from jax_transformer.model.self_over_memory import (
     SelfOverMemoryLayer,
     check_equal_lengths,
 )
+from jax_transformer.model.ssru import RecurrenceCache, SSRULayer
 from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
 
@@ -52,12 +53,13 @@ TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
 SourcePositions = Int[Array | np.ndarray, "B S"]
 TargetPositions = Int[Array | np.ndarray, "B T"]
 # An entry for each layer.
-DecoderCache = tuple[LayerCache, ...] | tuple[OverMemoryCache, ...]
+DecoderCache = tuple[LayerCache | OverMemoryCache | RecurrenceCache, ...]
 Mask = Bool[Array, "#B #H _ _"] | SegmentMask | None
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "self_then_cross": DecoderLayer,
     "self_over_memory": SelfOverMemoryLayer,
     "merged": MergedAttentionLayer,
+    "ssru_then_cross": SSRULayer,
 }
 
 
@@ -250,17 +252,19 @@ class Decoder(LayerStack):
         self,
         memory: Float[Array, "B S M"],
         src_mask: SourceMask | None,
+        hypotheses: int,
         slots: int,
         layout: CacheLayout,
     ) -> DecoderCache:
         """Return what each layer keeps before the first token.
 
         Args:
-            slots: Target positions times hypotheses of a source.
+            hypotheses: Those of a source.
+            slots: Target positions times hypotheses.
             layout: How the arrays lie, as `SearchExecution.cache`.
         """
         memory = functional.clear_unattended(memory, src_mask)
-        return tuple(layer.init_cache(memory, slots, layout) for layer in self.layers)
+        return tuple(layer.init_cache(memory, hypotheses, slots, layout) for layer in self.layers)
 
 
 class Transformer(nn.Module):

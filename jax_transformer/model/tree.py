@@ -33,7 +33,9 @@ LAYER = re.compile(r"\blayers_(\d+)\b")
 STACKS = ("encoder", "decoder")
 SOURCE_SIDE = ("source_", "encoder/")  # begins of paths
 TARGET_SIDE = ("target_", "decoder/", "output_projection/")
-CROSS_ATTENTION = ("self_then_cross", "self_over_memory")  # the decoder layers that have one
+# The decoder layers that have one.
+SELF_ATTENTION = ("self_then_cross", "self_over_memory", "merged")
+CROSS_ATTENTION = ("self_then_cross", "self_over_memory", "ssru_then_cross")
 LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
 BASE = "/base_"  # before the name of a leaf that an adapter replaced whole, beside the new one
 NEAREST = 3  # paths that a refusal proposes
@@ -168,6 +170,16 @@ def _attention(path: str, memory: str = "projected", needs: Needs = ALWAYS) -> I
     yield from _residual(path, needs)
 
 
+def _recurrence(path: str) -> Iterator[Parameter]:
+    """Yield the parameters of an SSRU, whose forget gate alone has a bias, in every config."""
+    lengths, needs = ("d_model", "d_model"), {"decoder_attention": ("ssru_then_cross",)}
+    of_input, _ = _linear(f"{path}/input", lengths, COLUMNS, "feed_forward_bias", needs=needs)
+    kernel, bias = _linear(f"{path}/forget", lengths, COLUMNS, "feed_forward_bias", needs=needs)
+    yield from (of_input, kernel)
+    yield bias._replace(distribution=lambda config: ZEROS, needs=needs)
+    yield from _residual(path, needs)
+
+
 def _feed_forward(path: str) -> Iterator[Parameter]:
     lengths, bias, gated = ("d_model", "d_ff"), "feed_forward_bias", {"gated_feed_forward": (True,)}
     yield from _linear(f"{path}/inner", lengths, COLUMNS, bias)
@@ -190,9 +202,11 @@ def _relative_bias(path: str, kind: str) -> Parameter:
 
 def _stack(stack: str) -> Iterator[Parameter]:
     layer = f"{stack}/layers_{{i}}"
-    yield from _attention(f"{layer}/self_attention")
+    has_one = {"decoder_attention": SELF_ATTENTION} if stack == "decoder" else ALWAYS
+    yield from _attention(f"{layer}/self_attention", needs=has_one)
     yield _relative_bias(layer, "per_layer")
     if stack == "decoder":
+        yield from _recurrence(f"{layer}/recurrence")
         has_one = {"decoder_attention": CROSS_ATTENTION}
         yield from _attention(f"{layer}/cross_attention", "projected_memory", has_one)
         yield from _norm(f"{layer}/memory_norm", "memory", {"memory_norm": (True,)})

@@ -29,6 +29,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 ADAM_MOMENTS = 2
 WIDEST = 2**17  # d_model; tracing computes a table of positions that is as wide as the model
 MASK = 1  # bytes of an element of a dropout mask
+OF_A_STATE = 8  # float32 numbers that the scan of a recurrence keeps of each; measured on a CPU
 
 # The models of Vaswani et al. 2017, table 3: where they differ from the preset's fields, which are
 # those of the base model, and for how many steps the paper trains them (section 5.2).
@@ -134,19 +135,22 @@ def activations_per_row(
         queries, scores = (sizes.num_heads * each / tensor for each in (sizes.head_dim, length))
         heads = axis_length(sizes, "heads") / tensor
         keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim) / tensor
-        attentions = 1 if stack == "encoder" else 2
+        recurrent = _is_recurrent(sizes, stack)
+        attentions = 1 if stack == "encoder" or recurrent else 2
         products = inner * (2 if config.gated_feed_forward else 1)
         sublayers = (attentions + 1) * width
         # The products with kernels.
         dots = sublayers + attentions * (queries + keys_and_values) + products
+        dots += 2 * width / tensor * recurrent
         everything = dots + attentions * (scores + heads)
         if workload.training.scan_layers:
             everything += sublayers + attentions * scores + inner
         residual_masks = MASK * sublayers * (config.dropout > 0)
         masks = attentions * scores * (config.attention_dropout_rate > 0)
         masks += inner * (config.activation_dropout_rate > 0)
+        states = BYTES["float32"] * OF_A_STATE * width / tensor * recurrent
         return {
-            "none": size * everything + residual_masks + MASK * masks,
+            "none": size * everything + residual_masks + MASK * masks + states,
             "layers": size * width,
             "dots": size * dots + residual_masks,
         }
@@ -201,20 +205,29 @@ def step_flops(
         sizes = config.stack(stack)
         queries, heads = sizes.num_heads * sizes.head_dim, axis_length(sizes, "heads")
         keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim)
-        inputs = [axis_length(sizes, "projected")]  # of the keys of each attention
-        tokens = [length if stack == "encoder" else target_length]  # the same
+        own, recurrent = (
+            length if stack == "encoder" else target_length,
+            _is_recurrent(sizes, stack),
+        )
+        projected = axis_length(sizes, "projected")
+        # What the keys of each attention are made of: its width and its number of tokens.
+        inputs = [] if recurrent else [(projected, own)]
         if stack == "decoder":
-            inputs.append(axis_length(sizes, "projected_memory"))
-            tokens.append(length)
+            inputs.append((axis_length(sizes, "projected_memory"), length))
         attentions = 1 if sizes.decoder_attention == "merged" else len(inputs)
-        layer = attentions * (inputs[0] * queries + sizes.d_model * heads)
-        layer += sum(tokens) * (queries + heads)
+        layer = attentions * (projected * queries + sizes.d_model * heads)
+        layer += 2 * sizes.d_model**2 * recurrent
+        layer += sum(count for _, count in inputs) * (queries + heads)
         layer += (3 if sizes.gated_feed_forward else 2) * sizes.d_model * sizes.d_ff
-        layer *= tokens[0]
-        for width, count in zip(inputs, tokens, strict=True):
+        layer *= own
+        for width, count in inputs:
             layer += width * keys_and_values * count
         products += getattr(config, f"num_{stack}_layers") * layer
     return 3.0 * 2 * products * rows
+
+
+def _is_recurrent(config: TransformerConfig, stack: Stack) -> bool:
+    return stack == "decoder" and config.decoder_attention == "ssru_then_cross"
 
 
 def _abstract_mesh(sizes: str) -> AbstractMesh:

@@ -90,6 +90,8 @@ FIELDS = [
     ({}, f"{ENCODER}/feed_forward_residual/output_norm/scale"),
     ({"decoder_norm_placement": "pre"}, f"{DECODER}/feed_forward_residual/output_norm/scale"),
     ({"decoder_attention": "merged"}, f"{DECODER}/cross_attention/query/kernel"),
+    ({"decoder_attention": "ssru_then_cross"}, f"{DECODER}/self_attention/query/kernel"),
+    ({}, f"{DECODER}/recurrence/forget/bias"),
 ]
 
 

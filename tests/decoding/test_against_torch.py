@@ -81,9 +81,9 @@ def test_ids_and_scores_are_the_references(compiled, preset, beams):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("beams", [(1, 1), (4, 3)])
-@pytest.mark.parametrize("model", ["windows", "merged", "modern"])
+@pytest.mark.parametrize("model", ["windows", "merged", "modern", "ssru"])
 @pytest.mark.usefixtures("x64")
-def test_windows_shorter_than_the_text_and_merged_attention_are_searched_alike(
+def test_other_decoders_and_windows_shorter_than_the_text_are_searched_alike(
     compiled, model, beams
 ):
     config = small_config(model, num_encoder_layers=2, num_decoder_layers=2)

@@ -129,7 +129,7 @@ def test_a_step_is_that_of_the_torch_reference(preset, x64):
 
 @pytest.mark.parametrize(
     "preset",
-    tiered(["vaswani2017", "shared_heads", "t5", "umt5", "windows", "merged"], ["umt5"]),
+    tiered(["vaswani2017", "shared_heads", "t5", "umt5", "windows", "merged", "ssru"], ["umt5"]),
 )
 @pytest.mark.parametrize("beam_size", tiered([1, BEAM], [BEAM]))
 def test_joined_heads_are_split_heads(preset, beam_size, dtype):
@@ -178,9 +178,10 @@ def test_the_cache_of_bfloat16_is_wide_where_a_cpu_computes(preset):
     expected = uncached(config, in_dtype(half, "float32"), src, tokens)
     for execution in (SearchExecution(), SearchExecution(wide_cache=False)):
         dtype = "float32" if execution.wide_cache else "bfloat16"
+        dtypes = {dtype, "float32"} if preset == "ssru" else {dtype}  # its state is always wide
         memory, mask = remember(config, half, src)
         cache = init_cache(half, config, memory, LENGTH, src_mask=mask, execution=execution)
-        assert {leaf.dtype.name for leaf in jax.tree.leaves(cache.layers)} == {dtype}
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(cache.layers)} == dtypes
         found = cached(config, half, src, tokens, execution)
         assert found.dtype == "bfloat16"
         assert error(found.astype(np.float32), expected) < 8 * HALF
@@ -220,7 +221,10 @@ def with_gathering(config, params, src, tokens, parents):
 
 @pytest.mark.parametrize(
     "preset",
-    tiered(["vaswani2017", "shared_heads", "torch_nn", "windows", "merged"], ["vaswani2017"]),
+    tiered(
+        ["vaswani2017", "shared_heads", "torch_nn", "windows", "merged", "ssru"],
+        ["vaswani2017", "ssru"],
+    ),
 )
 def test_ancestors_are_gathering_without_the_moving(preset, dtype):
     config, params, src, tokens = setting(preset, dtype)
@@ -250,7 +254,7 @@ def test_hypotheses_share_the_memory_and_move_nothing_else():
     assert moved.ancestors[:, :, 0].tolist() == [[2] * BEAM] * BATCH
 
 
-@pytest.mark.parametrize("preset", tiered(["pre_norm", "shared_heads"], ["pre_norm"]))
+@pytest.mark.parametrize("preset", tiered(["pre_norm", "shared_heads", "ssru"], ["pre_norm"]))
 def test_a_full_cache_is_refused_and_never_written(preset):
     config, params, src, tokens = setting(preset)
     cache = start(config, params, src)

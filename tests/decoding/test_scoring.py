@@ -79,7 +79,8 @@ def test_generated_targets_get_the_scores_they_were_found_with(reversal_model):
 
 
 @pytest.mark.parametrize(
-    "preset", tiered(["pre_norm_memory_norm", "shared_heads", "merged"], ["pre_norm_memory_norm"])
+    "preset",
+    tiered(["pre_norm_memory_norm", "shared_heads", "merged", "ssru"], ["pre_norm_memory_norm"]),
 )
 def test_cross_attention_weights_are_the_references(preset):
     config, params, src = random_model(preset, num_decoder_layers=3)

@@ -38,6 +38,7 @@ SHAPES = {
     "merged": ("t5gemma2", {"sliding_window": 3}),
     "learned": ("bart", {}),
     "self_over_memory": ("shared_heads", {}),
+    "recurrence": ("ssru", {}),
 }
 EXECUTION = SearchExecution()
 
@@ -126,7 +127,9 @@ def test_an_ensemble_and_draws(model):
     assert_same(in_slots([model], drawn, order, 16, 4), whole)
 
 
-@pytest.mark.parametrize("name", tiered(SHAPES, [], ["relative", "windows", "merged"]))
+@pytest.mark.parametrize(
+    "name", tiered(SHAPES, [], ["relative", "windows", "merged", "recurrence"])
+)
 def test_every_kind_of_position_and_decoder_turns_with_the_ring(name, x64):
     config = small_config(SHAPES[name][0], max_length=40, **SHAPES[name][1])
     model = random_params(config, seed=3, dtype=np.float64), config

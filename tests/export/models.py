@@ -23,7 +23,7 @@ OTHERS = {
     "scaled_queries": {"attention_scale": 7.0},
 }
 # The fields of language models of today, in texts that are longer than the windows.
-BLOCKS = {name: OF_ALL_TESTS[name] for name in ("windows", "merged")}
+BLOCKS = {name: OF_ALL_TESTS[name] for name in ("windows", "merged", "ssru")}
 
 
 def with_preset(base, name, **fields):

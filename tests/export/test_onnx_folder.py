@@ -22,6 +22,7 @@ REFUSED = {
     "shared_heads": "decoder_attention='self_over_memory'",
     "merged": "decoder_attention='merged'",
     "t5gemma2": "decoder_attention='merged'",
+    "ssru": "decoder_attention='ssru_then_cross'",
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 FEW = ("bart", "umt5", "one_final_norm", "tensor2tensor", "windows")  # of which CI exports

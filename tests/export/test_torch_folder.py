@@ -37,7 +37,7 @@ PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - {REFUSED})
 
 
 @pytest.mark.parametrize(
-    "name", tiered(PRESETS, [], ["shared_heads", "bart", "umt5", "windows", "merged"])
+    "name", tiered(PRESETS, [], ["shared_heads", "bart", "umt5", "windows", "merged", "ssru"])
 )
 def test_every_model_translates_and_trains_alike(base, tmp_path, name):
     model = with_preset(base, name, num_encoder_layers=1, num_decoder_layers=2)

@@ -176,7 +176,12 @@ GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1, "d_v": 128}
 WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
 
 
-@pytest.mark.parametrize("fields", [GROUPED, GROUPED | {"decoder_attention": "merged"}, WIDER])
+RECURRENT = {"decoder_attention": "ssru_then_cross"}
+
+
+@pytest.mark.parametrize(
+    "fields", [GROUPED, GROUPED | {"decoder_attention": "merged"}, WIDER, RECURRENT]
+)
 def test_flops_of_sizes_that_differ_are_those_of_the_compiled_step(fields):
     config = make_config(**fields)
     counted = compile_loss(config).cost_analysis()["flops"]

@@ -23,7 +23,7 @@ from tests.training.steps import run_step
 
 LONGEST = 9
 PACKED = TrainingConfig(batching="packed", pack_length=23, max_tokens=3 * 23)
-PRESETS = ("vaswani2017", "pre_norm", "marian", "windows")
+PRESETS = ("vaswani2017", "pre_norm", "marian", "windows", "ssru")
 
 loss_and_gradients = jax.jit(
     jax.value_and_grad(batch_loss, has_aux=True), static_argnames=("config", "label_smoothing")
