@@ -407,35 +407,30 @@ class DecoderLayer(nn.Module):
             src_mask: Which target position attends to which position of the memory.
             cache: What the layer keeps of the targets before `x`; None where there are none.
         """
-        if self.config.has_relative_bias_per_layer:
-            before = 0 if cache is None else cached_length(cache)
-            bias = self.relative_attention_bias(x.shape[1], before + x.shape[1])
-            context = context._replace(position_bias=bias)
-        y = self.self_attention_residual.sublayer_input(x)
-        of_targets, of_memory = None, None
-        if cache is None:
-            memory = self.cross_attention_input(memory)
-        else:
-            cache = self.write_step(y, cache, context)
-            of_targets, of_memory = cache
-        mask, position_bias, rotation = context
-        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
-        x = self.self_attention_residual(x, y)
-        return self.after_targets(x, memory, src_mask, of_memory), cache
-
-    def after_targets(
-        self,
-        x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B S M"] | None,
-        src_mask: Bool[Tensor, "#B #H #T #S"] | None,
-        of_memory: AttentionCache | None,
-    ) -> Float[Tensor, "B T D"]:
-        """Return the layer's output, of what its first sublayer has made of the targets."""
+        x, cache = self.read_targets(x, context, cache)
+        of_memory = None if cache is None else cache.cross_attention
+        memory = self.cross_attention_input(memory) if cache is None else None
         y = self.cross_attention_residual.sublayer_input(x)
         y = self.cross_attention(y, memory, memory, src_mask, cache=of_memory)
         x = self.cross_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
+
+    def read_targets(
+        self, x: Float[Tensor, "B T D"], context: AttentionContext, cache: LayerCache | None
+    ) -> tuple[Float[Tensor, "B T D"], LayerCache | None]:
+        """Return the residual stream after the self-attention, and the cache with `x` written."""
+        if self.config.has_relative_bias_per_layer:
+            before = 0 if cache is None else cached_length(cache)
+            bias = self.relative_attention_bias(x.shape[1], before + x.shape[1])
+            context = context._replace(position_bias=bias)
+        y, of_targets = self.self_attention_residual.sublayer_input(x), None
+        if cache is not None:
+            cache = self.write_step(y, cache, context)
+            of_targets = cache.self_attention
+        mask, position_bias, rotation = context
+        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
+        return self.self_attention_residual(x, y), cache
 
     def cross_attention_input(self, memory: Float[Tensor, "B S M"]) -> Float[Tensor, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""

@@ -533,33 +533,28 @@ class DecoderLayer(nn.Module):
             cache: What the layer keeps between decoding steps, in which `x` is one position of N
                 hypotheses; None where all positions are computed.
         """
-        if self.config.has_relative_bias_per_layer:
-            context = with_position_bias(context, self.relative_attention_bias, x.shape[1])
-        y = self.self_attention_residual.sublayer_input(x)
-        of_targets, of_memory = None, None
-        if cache is None:
-            memory = self.cross_attention_input(memory)
-        else:
-            cache = self.write_step(y, cache, context)
-            of_targets, of_memory = cache
-        mask, position_bias, rotation, _ = context
-        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
-        x = self.self_attention_residual(x, y)
-        return self.after_targets(x, memory, src_mask, of_memory), cache
-
-    def after_targets(
-        self,
-        x: Float[Array, "B T D"],
-        memory: Float[Array, "B S M"] | None,
-        src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None,
-        of_memory: AttentionCache | None,
-    ) -> Float[Array, "B T D"]:
-        """Return the layer's output, of what its first sublayer has made of the targets."""
+        x, cache = self.read_targets(x, context, cache)
+        of_memory = None if cache is None else cache.cross_attention
+        memory = self.cross_attention_input(memory) if cache is None else None
         y = self.cross_attention_residual.sublayer_input(x)
         y = self.cross_attention(y, memory, memory, src_mask, cache=of_memory)
         x = self.cross_attention_residual(x, y)
         y = self.feed_forward_residual.sublayer_input(x)
-        return self.feed_forward_residual(x, self.feed_forward(y))
+        return self.feed_forward_residual(x, self.feed_forward(y)), cache
+
+    def read_targets(
+        self, x: Float[Array, "B T D"], context: AttentionContext, cache: LayerCache | None
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        """Return the residual stream after the self-attention, and the cache with `x` written."""
+        if self.config.has_relative_bias_per_layer:
+            context = with_position_bias(context, self.relative_attention_bias, x.shape[1])
+        y, of_targets = self.self_attention_residual.sublayer_input(x), None
+        if cache is not None:
+            cache = self.write_step(y, cache, context)
+            of_targets = cache.self_attention
+        mask, position_bias, rotation, _ = context
+        y = self.self_attention(y, y, y, mask, position_bias, rotation, of_targets)
+        return self.self_attention_residual(x, y), cache
 
     def cross_attention_input(self, memory: Float[Array, "B S M"]) -> Float[Array, "B S M"]:
         """Return what the cross-attention reads: the memory, normed where the config says so."""

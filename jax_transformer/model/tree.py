@@ -173,9 +173,9 @@ def _attention(path: str, memory: str = "projected", needs: Needs = ALWAYS) -> I
 def _recurrence(path: str) -> Iterator[Parameter]:
     """Yield the parameters of an SSRU, whose forget gate alone has a bias, in every config."""
     lengths, needs = ("d_model", "d_model"), {"decoder_attention": ("ssru_then_cross",)}
-    of_input, _ = _linear(f"{path}/input", lengths, COLUMNS, "feed_forward_bias", needs=needs)
-    kernel, bias = _linear(f"{path}/forget", lengths, COLUMNS, "feed_forward_bias", needs=needs)
-    yield from (of_input, kernel)
+    for name in ("input", "forget"):
+        kernel, bias = _linear(f"{path}/{name}", lengths, COLUMNS, "feed_forward_bias", needs=needs)
+        yield kernel
     yield bias._replace(distribution=lambda config: ZEROS, needs=needs)
     yield from _residual(path, needs)
 

@@ -135,7 +135,7 @@ def activations_per_row(
         queries, scores = (sizes.num_heads * each / tensor for each in (sizes.head_dim, length))
         heads = axis_length(sizes, "heads") / tensor
         keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim) / tensor
-        recurrent = _is_recurrent(sizes, stack)
+        recurrent = stack == "decoder" and sizes.decoder_attention == "ssru_then_cross"
         attentions = 1 if stack == "encoder" or recurrent else 2
         products = inner * (2 if config.gated_feed_forward else 1)
         sublayers = (attentions + 1) * width
@@ -145,7 +145,7 @@ def activations_per_row(
         everything = dots + attentions * (scores + heads)
         if workload.training.scan_layers:
             everything += sublayers + attentions * scores + inner
-        residual_masks = MASK * sublayers * (config.dropout > 0)
+        residual_masks = MASK * (sublayers + width * recurrent) * (config.dropout > 0)
         masks = attentions * scores * (config.attention_dropout_rate > 0)
         masks += inner * (config.activation_dropout_rate > 0)
         states = BYTES["float32"] * OF_A_STATE * width / tensor * recurrent
@@ -205,10 +205,8 @@ def step_flops(
         sizes = config.stack(stack)
         queries, heads = sizes.num_heads * sizes.head_dim, axis_length(sizes, "heads")
         keys_and_values = sizes.key_heads * (sizes.head_dim + sizes.value_dim)
-        own, recurrent = (
-            length if stack == "encoder" else target_length,
-            _is_recurrent(sizes, stack),
-        )
+        recurrent = stack == "decoder" and sizes.decoder_attention == "ssru_then_cross"
+        own = length if stack == "encoder" else target_length
         projected = axis_length(sizes, "projected")
         # What the keys of each attention are made of: its width and its number of tokens.
         inputs = [] if recurrent else [(projected, own)]
@@ -224,10 +222,6 @@ def step_flops(
             layer += width * keys_and_values * count
         products += getattr(config, f"num_{stack}_layers") * layer
     return 3.0 * 2 * products * rows
-
-
-def _is_recurrent(config: TransformerConfig, stack: Stack) -> bool:
-    return stack == "decoder" and config.decoder_attention == "ssru_then_cross"
 
 
 def _abstract_mesh(sizes: str) -> AbstractMesh:

@@ -134,7 +134,9 @@ ALL_PADDING = ([0] * ROWS, [COLUMNS] * ROWS, [np.nan] * 8, 0)
 EVERY_GARBAGE = ([0, 1, 3, 6], [5, 0, 2, 4], [np.nan, 3e38, 6e4, np.inf] * 2, 0)
 
 
-@pytest.mark.parametrize("preset", tiered(DISTINCT_PRESETS, ["torch_nn", "marian", "umt5"]))
+@pytest.mark.parametrize(
+    "preset", tiered([*DISTINCT_PRESETS, "ssru"], ["torch_nn", "marian", "umt5", "ssru"])
+)
 @repeatable(max_examples=10)
 @given(drawn=PADDED)
 @example(drawn=ALL_PADDING)
@@ -161,7 +163,7 @@ def test_a_memory_of_the_callers_may_hold_anything_in_its_padding(preset):
         check_padded_vectors(run, preset, "float32", *drawn)
 
 
-@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "pre_norm"])
+@pytest.mark.parametrize("preset", ["vaswani2017", "shared_heads", "pre_norm", "ssru"])
 def test_padded_vectors_may_hold_anything_in_the_torch_reference(preset):
     for drawn in (ALL_PADDING, EVERY_GARBAGE):
         check_padded_vectors(run_torch, preset, "float32", *drawn)
@@ -277,7 +279,7 @@ def worst():
         print(f"\nlogits of the same sentence, {change}: changed by at most {figure:.1e}", end="")
 
 
-@pytest.mark.parametrize("preset", tiered(WITH_IDS, ["marian"]))
+@pytest.mark.parametrize("preset", tiered([*WITH_IDS, "ssru"], ["marian"]))
 @repeatable(max_examples=8)
 @given(
     lengths=st.tuples(LENGTHS, LENGTHS),

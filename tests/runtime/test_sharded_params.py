@@ -104,7 +104,8 @@ from tests.models import random_params, random_tokens, small_config
 
 jax.config.update("jax_enable_x64", True)
 found = {}
-for name, sizes in (("windows", "data=2,fsdp=2,tensor=2"), ("merged", "fsdp=2,tensor=4")):
+two_each = "data=2,fsdp=2,tensor=2"
+for name, sizes in (("windows", two_each), ("merged", "fsdp=2,tensor=4"), ("ssru", two_each)):
     config = small_config(name, num_encoder_layers=2, num_decoder_layers=2, d_ff=56)
     params, (src, tgt) = random_params(config, dtype=np.float64), random_tokens(config)
     src, tgt = (np.resize(ids, (8, ids.shape[1])) for ids in (src, tgt))
@@ -139,7 +140,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.exhaustive
-def test_grouped_heads_with_windows_on_eight_devices_are_those_of_one(tmp_path):
+def test_other_blocks_on_eight_devices_are_those_of_one(tmp_path):
     """The second encoder has a single head of keys, which stays whole."""
     flags = f"--xla_force_host_platform_device_count=8 {QUICKLY}"
     done = subprocess.run(
@@ -153,7 +154,8 @@ def test_grouped_heads_with_windows_on_eight_devices_are_those_of_one(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     print(found)
-    for name, key in (("windows", "('fsdp', 'tensor')"), ("merged", "('fsdp', None)")):
+    whole = "('fsdp', 'tensor')"
+    for name, key in (("windows", whole), ("merged", "('fsdp', None)"), ("ssru", whole)):
         assert found[name]["query"].endswith("('fsdp', 'tensor')")
         assert found[name]["key"].endswith(key)
         assert found[name]["error"] <= 1e-12
