@@ -4,8 +4,7 @@ It is the Simpler Simple Recurrent Unit, SSRU, of Marian's small models (Kim et 
 Research to Production and Back: Ludicrously Fast Neural Machine Translation", section 3.1). The
 twin in PyTorch is `torch_reference.ssru`.
 
-Letters in shapes: B batch, N hypotheses of a source, T targets, S source length, D d_model, M that
-of the memory, H heads.
+Letters in shapes: B batch, N hypotheses, T targets, S source length, D d_model, M the memory's.
 """
 
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from jax_transformer.kernels.cached_attention import AttentionCache
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.model.layers import AttentionContext, DecoderLayer, Linear, Residual
+from jax_transformer.runtime.sharding import shard_rows
 
 Steps = tuple[Float[Array, "*shape"], Float[Array, "*shape"]]  # factors of states, and summands
 
@@ -111,7 +111,8 @@ class SSRULayer(DecoderLayer):
         before = jnp.sum(jnp.where(parents[..., None], cache.state[:, None], 0), axis=2)
         new = self.recurrence(y, None, before).astype(cache.state.dtype)
         fits = (context.position.rows < length)[:, None, None]
-        return cache._replace(state=jnp.where(fits, new, cache.state))
+        # Without this, XLA mixes up the rows of a state on a mesh that splits rows by two axes.
+        return cache._replace(state=shard_rows(jnp.where(fits, new, cache.state)))
 
 
 def states(forget: Float[Array, "B T D"], added: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

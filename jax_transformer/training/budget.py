@@ -208,8 +208,7 @@ def step_flops(
         recurrent = stack == "decoder" and sizes.decoder_attention == "ssru_then_cross"
         own = length if stack == "encoder" else target_length
         projected = axis_length(sizes, "projected")
-        # What the keys of each attention are made of: its width and its number of tokens.
-        inputs = [] if recurrent else [(projected, own)]
+        inputs = [] if recurrent else [(projected, own)]  # width, tokens of each attention's keys
         if stack == "decoder":
             inputs.append((axis_length(sizes, "projected_memory"), length))
         attentions = 1 if sizes.decoder_attention == "merged" else len(inputs)

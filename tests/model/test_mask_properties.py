@@ -108,7 +108,7 @@ def run_torch(config, params, *inputs):
 def check_padded_vectors(run, preset, dtype, source_lengths, target_lengths, garbage, seed):
     """Assert that garbage in the padding gives what ordinary numbers there give; count arrays."""
     body = {"token_embeddings": "none", "output_projection": "none", "output_bias": False}
-    body["output_scale"] = "none"
+    body |= {"output_scale": "none", "encoder_d_model": None}
     config = make_config(preset, **body)
     if config.decoder_attention == "self_over_memory":
         # This decoder attends to the memory under the target's mask, so source padding counts
