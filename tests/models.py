@@ -51,7 +51,7 @@ OTHERS = {
     # The decoder of Marian's small models, with a memory of another width.
     "ssru": {
         **{"decoder_attention": "ssru_then_cross", "token_embeddings": "separate"},
-        **{"encoder_d_model": 30, "encoder_num_heads": 2, "memory_norm": True},
+        **{"encoder_d_model": 30, "encoder_num_heads": 6, "memory_norm": True},
     },
 }
 
