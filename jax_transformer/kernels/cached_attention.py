@@ -62,6 +62,18 @@ class LayerCache(NamedTuple):
     cross_attention: AttentionCache | None
 
 
+class RecurrenceCache(NamedTuple):
+    """What a recurrent decoder layer keeps.
+
+    Attributes:
+        cross_attention: Keys and values of the memory.
+        state: Of each hypothesis, in at least float32.
+    """
+
+    cross_attention: AttentionCache
+    state: Float[Array, "B N D"]
+
+
 class StepPosition(NamedTuple):
     """Where a decoding step is.
 
