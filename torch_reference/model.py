@@ -243,7 +243,10 @@ class Transformer(nn.Module):
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Tensor, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""
         table = self._table(side)
-        return tokens if table is None else table(tokens)
+        x = tokens if table is None else table(tokens)
+        if side == "target" and self.config.start_embedding == "zero":
+            x = x.masked_fill((tokens == self.config.bos_id)[..., None], 0)
+        return x
 
     def project(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return the logits of hidden states, or these where there is no output projection."""

@@ -19,6 +19,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
 from jax_transformer.storage import weights as files
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.storage.reading import parse_json, read_json
 from jax_transformer.storage.weights.shards import MAX_SHARD_SIZE
 from jax_transformer.tokenizers import Tokenizer
@@ -223,7 +224,7 @@ def read_source(
 
 def holds_weights_alone(weights: Weights) -> bool:
     """Return whether the source is a file, or a folder's files, that only a layout describes."""
-    if weights.source.is_dir():
+    if weights.source.is_dir() or is_marian(weights.source):
         return is_layout_file(weights.layout)
     return not is_checkpoint(weights.source, weights.layout, weights.config)
 

@@ -135,6 +135,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "initialization": "normal",
         **_ids(pad=58_100, bos=58_100, eos=0),
     },
+    # Marian's own files (Junczys-Dowmunt et al. 2018), as the teachers of OPUS-MT and Firefox; the
+    # models above were converted to transformers, which has other sinusoids and another start.
+    "marian_npz": {
+        **_vocabulary(32_001),
+        "token_embeddings": "shared",
+        "start_embedding": "zero",
+        "positions": "sinusoidal_tensor2tensor",
+        "output_projection": "tied",
+        "norm_epsilon": 1e-6,
+        **_NO_INNER_DROPOUT,
+        "initialization": "xavier_uniform",
+        **_ids(pad=32_000, bos=32_000, eos=0),
+    },
     # Pegasus (Zhang et al. 2020), in the sizes and with the ids of pegasus-large: BOS is padding.
     "pegasus": _BART_LARGE
     | {

@@ -54,6 +54,7 @@ ENCODER_ALONE: dict[str, Any] = {
     "decoder_final_norm": None,
     "memory_norm": False,
     "decoder_attention": "self_then_cross",
+    "start_embedding": "token",
     "logit_softcap": None,
 }
 # A field with this value: what other fields must then be.
@@ -65,6 +66,7 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
     ("decoder_norm_placement", "pre", {"dropout_placement": "sublayer"}),
     ("decoder_norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
+    ("token_embeddings", "none", {"start_embedding": "token"}),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("num_decoder_layers", 0, ENCODER_ALONE),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
@@ -114,6 +116,8 @@ class TransformerConfig:
         token_embeddings: "separate" tables for source and target, one "shared" table, or "none":
             `src` and `tgt` are then vectors [batch, length, d_model] instead of ids.
         embedding_scale: Factor on token embeddings: "sqrt_d_model" (section 3.4) or "none".
+        start_embedding: What the decoder reads for BOS: its "token" embedding, or, as in Marian, a
+            "zero" vector.
         positions: Position table added to the embeddings (section 3.5): "sinusoidal" has sine
             and cosine interleaved; "sinusoidal_halves" has all sines, then all cosines;
             "sinusoidal_per_column" gives each column its own exponent (2c/d_model for column c,
@@ -228,6 +232,7 @@ class TransformerConfig:
     max_length: Size = 512
     token_embeddings: Literal["separate", "shared", "none"] = "separate"
     embedding_scale: Literal["sqrt_d_model", "none"] = "sqrt_d_model"
+    start_embedding: Literal["token", "zero"] = "token"
     positions: Literal[
         "sinusoidal",
         "sinusoidal_halves",

@@ -18,6 +18,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.storage.reading import read_json
 
 GENERATION_FILE = "generation_config.json"
@@ -66,6 +67,8 @@ def read_generation_config(folder: Path) -> tuple[dict[str, Any], str]:
 
 def names_length(folder: Path) -> bool:
     """Return whether a folder limits targets; else `DEFAULT_NEW_TOKENS` limits them."""
+    if is_marian(folder):  # by the length of the source
+        return True
     values, _ = read_generation_config(folder)
     return any(values.get(key) is not None for key in ("max_length", "max_new_tokens"))
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
-from jax_transformer.convert import languages
+from jax_transformer.convert import languages, marian_folder
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
 from jax_transformer.convert.generation_config import (
@@ -25,7 +25,9 @@ from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.table import expand, flatten, holds_names, is_in_part
 from jax_transformer.convert.transfer import jax_leaf, to_params, to_tensors
 from jax_transformer.errors import InputError
+from jax_transformer.storage import weights
 from jax_transformer.storage.folder import CONFIG_FILE, check_writable, model_folder_of, staged
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.storage.reading import errors_naming, read_json
 from jax_transformer.storage.weights import shards
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy
@@ -82,7 +84,8 @@ def from_huggingface(
     _check_architectures(values, family)
     reads = _reads_part(family, values, part)
     if is_folder:
-        tensors = shards.read_weights(Path(source), reads)
+        read = marian_folder.read_tensors if is_marian(Path(source)) else shards.read_weights
+        tensors = read(Path(source), reads)
     else:  # a dict of our own, which the conversion empties
         tensors = {n: x for n, x in source.state_dict().items() if reads(n)}
     full = {name: family.full_name(name) for name in tensors}
@@ -182,7 +185,9 @@ def load_folder(
     if part == "encoder" or not config.num_decoder_layers:  # generates nothing
         return *from_huggingface(folder, part=part), tokenizer, {}
     generation = {}
-    if not ignore_generation_config:
+    if is_marian(folder) and not ignore_generation_config:
+        generation = marian_folder.generation_options(folder, config)
+    elif not ignore_generation_config:
         values, name = read_generation_config(folder)
         generation = generation_options(values, config, str(folder / name))
     segmenter, ids = tokenizer.target.segmenter, range(config.tgt_vocab_size)
@@ -273,6 +278,7 @@ def to_huggingface(
     if family is None and origin is not None:
         family = origin.model_type
     chosen = _family_for(config) if family is None else get_family(family)
+    for_marian = chosen.model_type == marian_folder.MODEL_TYPE
     if origin is None:
         contents = {
             CONFIG_FILE: json_bytes(config_to_json(chosen, config)),
@@ -282,7 +288,7 @@ def to_huggingface(
         starts = tokenizer is not None and tokenizer.languages and tokenizer.languages.starts
         brought_up = _config_of(origin, chosen, params, config, new_start=bool(starts))
         contents = {**origin.files, CONFIG_FILE: brought_up}
-    if tokenizer is not None:
+    if tokenizer is not None and not for_marian:
         contents = _tokenizer_files(chosen, tokenizer, config) | contents | tokenizer.contents
         contents = languages.language_files(contents, tokenizer)
     buffers = chosen.saves_buffers or config.position_rounding != "none"
@@ -292,9 +298,16 @@ def to_huggingface(
     tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
     tensors |= origin.other_parts() if origin else {}
     parts = shards.split(tensors, max_shard_size)
-    _check_free(directory, [*shards.names_written(parts), *contents], overwrite)
+    names = shards.names_written(parts)
+    if for_marian:
+        tensors, contents = marian_folder.written_files(tensors, contents, tokenizer)
+        names = [marian_folder.WEIGHTS]
+    _check_free(directory, [*names, *contents], overwrite)
     with staged(directory) as staging:
-        shards.write_weights(staging, tensors, parts)
+        if for_marian:
+            weights.write(staging / marian_folder.WEIGHTS, tensors)
+        else:
+            shards.write_weights(staging, tensors, parts)
         for name, content in contents.items():
             (staging / name).write_bytes(content)
 
@@ -393,7 +406,9 @@ def is_huggingface(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's config.json."""
+    """Return the content of a folder's config.json; of Marian's, the options in its weights."""
+    if is_marian(folder):
+        return marian_folder.read_options(folder)
     if not os.path.isdir(folder):
         raise InputError(
             f"{folder} is no folder; nothing is downloaded: fetch the model first, for example "

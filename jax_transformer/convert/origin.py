@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jax_transformer.convert import marian_folder
 from jax_transformer.convert.families import get_family
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE, WEIGHTS_FILE
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.storage.reading import (
     MAX_CARRIED,
     errors_naming,
@@ -82,9 +84,13 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
     It leaves out other weights, folders, special files, and what is too large: a file of more than
     16 MiB, or all files above 32 MiB together.
     """
-    config = read_json(folder / CONFIG_FILE)
+    if is_marian(folder):
+        config, elsewhere = marian_folder.read_options(folder), marian_folder.names_read(folder)
+        folder = folder if folder.is_dir() else folder.parent
+    else:
+        config = read_json(folder / CONFIG_FILE)
+        elsewhere = {CONFIG_FILE, *weight_names(folder)}
     family = get_family(config.get("model_type"))
-    elsewhere = {CONFIG_FILE, *weight_names(folder)}
     if family.tokenizer is not None:
         from jax_transformer.tokenizers.readers.classes import tokenizer_names
 

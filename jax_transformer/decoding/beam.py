@@ -25,7 +25,8 @@ def extend_beam(
     A step ranks all one-token continuations of the N open hypotheses of a source; the lowest beam
     and then the lowest id wins a tie. A continuation among the first N that ends in EOS is
     finished; the best N continuations without EOS stay open. At the last position of a row the
-    first N are finished as they are.
+    first N are finished as they are. A beam that shrinks has N less the finished ones in all of
+    these places.
 
     A source is done, and keeps its finished hypotheses as they are, by a rule of transformers,
     `GenerationConfig.early_stopping`.
@@ -39,6 +40,9 @@ def extend_beam(
     allowed = apply_rules(allowed, state.sequences, step, rules)
     num_candidates = (1 + len(rules.eos_ids)) * count
     totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
+    if selection.early_stopping == "shrinking":
+        room = count - jnp.sum(state.finished.scores > -jnp.inf, axis=1)
+        totals = jnp.where(jnp.arange(num_candidates) < room[:, None], totals, -jnp.inf)
     sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
     sequences = with_tokens(sequences, step, tokens)
 
@@ -74,6 +78,8 @@ def _is_done(
     selection: Selection,
 ) -> Bool[Array, " B"]:
     """Return whether a source is done, by `GenerationConfig.early_stopping`."""
+    if selection.early_stopping == "shrinking":
+        return best_open == -jnp.inf
     if selection.early_stopping is True:
         return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
     penalty = selection.length_penalty

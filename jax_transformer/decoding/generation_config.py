@@ -30,7 +30,7 @@ Probability = Annotated[float, Meta(gt=0, le=1)]
 Factor = Annotated[float, Meta(ge=float(FLOAT32.tiny), le=float(FLOAT32.max))]
 Scalar = float | int | Float[Array | np.ndarray, ""]
 StartToken = int | Integer[Array | np.ndarray, ""] | Integer[Array | np.ndarray, " _"]
-EarlyStopping = bool | Literal["never"]
+EarlyStopping = bool | Literal["never", "shrinking"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,14 @@ class GenerationConfig:
         early_stopping: When beam search stops for a source. True: as soon as `beam_size`
             hypotheses are finished. False: as soon as, in addition, the best open hypothesis at
             its present length has no better score than the worst of them. "never": as soon as no
-            open hypothesis can still change the result.
+            open hypothesis can still change the result. "shrinking": when none is open; each
+            finished hypothesis leaves its place in the beam empty, as in Marian.
         start_token: First decoder input of all sources, or of each source [B]; None is
             `config.bos_id`.
         eos_ids: Ids that end a target; None is `config.eos_id` alone.
         allow_padding: Whether `config.pad_id` may be generated as an ordinary token.
+        max_length_factor: Largest number of tokens that follow the prefix for each token of the
+            source, whose EOS counts; None is no such limit.
         min_new_tokens: Smallest number of tokens that follow the prefix, EOS not counted.
         forced_first_token: First token of each row without a prefix; adds 0 to the score.
         forced_last_token: Token at the last position that `max_new_tokens` or `length_limits`
@@ -90,6 +93,7 @@ class GenerationConfig:
     start_token: StartToken | None = field(default=None, metadata={"declared": Id | None})
     eos_ids: SomeIds | None = None
     allow_padding: bool = False
+    max_length_factor: Annotated[float, Meta(gt=0, le=MOST_TOKENS)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0)] | None = None
     forced_first_token: Id | None = None
     forced_last_token: Id | None = None

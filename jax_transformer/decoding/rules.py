@@ -80,6 +80,11 @@ def make_rules(
         size if size is not None and size <= longest else None
         for size in (options.no_repeat_ngram_size, options.encoder_no_repeat_ngram_size)
     )
+    limits = _length_limits(length_limits, batch, options.max_new_tokens)
+    if (factor := options.max_length_factor) is not None:
+        xp = _numpy_for(src, limits)
+        tokens = xp.sum(xp.asarray(src) != config.pad_id, axis=1)
+        limits = xp.clip((factor * tokens).astype(np.int32), 1, limits)
     source = None
     if source_ngram_size is not None:
         source = jnp.where(src == config.pad_id, vocab_size, src)
@@ -87,7 +92,7 @@ def make_rules(
         start=start,
         eos_ids=np.asarray(eos_ids, np.int32),
         prefix_lengths=prefix_lengths,
-        limits=prefix_lengths + _length_limits(length_limits, batch, options.max_new_tokens),
+        limits=prefix_lengths + limits,
         banned=banned,
         prefix=prefix,
         forced_first=as_array(options.forced_first_token, np.int32),

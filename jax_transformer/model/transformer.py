@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import LayerCache, StepPosition
+from jax_transformer.kernels.cached_attention import LayerCache, RecurrenceCache, StepPosition
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
@@ -42,7 +42,7 @@ from jax_transformer.model.self_over_memory import (
     SelfOverMemoryLayer,
     check_equal_lengths,
 )
-from jax_transformer.model.ssru import RecurrenceCache, SSRULayer
+from jax_transformer.model.ssru import SSRULayer
 from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
 
@@ -375,6 +375,8 @@ class Transformer(nn.Module):
         """Return the tokens' vectors [B, S, D], without positions."""
         table, tokens = self._table(side), jnp.asarray(tokens)
         x = tokens if table is None else table(tokens)
+        if side == "target" and self.config.start_embedding == "zero":
+            x = jnp.where((tokens == self.config.bos_id)[..., None], 0, x)
         return shard_rows(x.astype(self.execution.compute_dtype or x.dtype))
 
     def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

@@ -24,6 +24,7 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.storage.hub import local_folder
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer, parse_byte_pair, read_files
 from jax_transformer.tokenizers.readers.library import MOST_IDS, read_usual_names
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
@@ -184,10 +185,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
     The folder has such a file, or source.spm, target.spm and vocab.json, or is that of a model of
     this library or of a known family of Hugging Face, whose weights are not read.
     """
-    if not os.path.isdir(path):  # unlike Path.is_dir, it takes a name of any length
+    if not (
+        os.path.isdir(path) or is_marian(path)
+    ):  # unlike Path.is_dir, it takes a name of any length
         return _read_file(path.parent, path.name)
     path = model_folder_of(path)
-    if (path / CONFIG_FILE).exists():
+    if (path / CONFIG_FILE).exists() or is_marian(path):
         if not is_huggingface(path):
             return load_tokenizer(path)
         family = FAMILIES.get(read_config(path)["model_type"])

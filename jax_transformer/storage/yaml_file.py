@@ -13,21 +13,48 @@ import yaml
 from msgspec import to_builtins
 
 from jax_transformer.errors import InputError, one_line, shorten
-from jax_transformer.storage.reading import MAX_YAML, read_text
+from jax_transformer.storage.reading import MAX_TOKENIZER, MAX_YAML, read_text
 
+_ONE_MAPPING = [
+    *(yaml.StreamStartEvent, yaml.DocumentStartEvent, yaml.MappingStartEvent),
+    *(yaml.MappingEndEvent, yaml.DocumentEndEvent, yaml.StreamEndEvent),
+]
 LONGEST_NUMBER = 100  # characters
 MOST_VALUES = 2**16  # of a file, those of each alias included; a file without any has fewer
 
 
 def read_yaml(path: Path, fault: str = "is not a YAML file") -> Any:
     """Return the value in a YAML file of at most `MAX_YAML` bytes."""
-    text = read_text(path, fault, MAX_YAML)
+    return parse_yaml(read_text(path, fault, MAX_YAML), str(path))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return the value of a YAML text, which `name` calls in messages."""
     try:
         return _Loader(text).get_single_data()
     except RecursionError as error:
-        raise InputError(f"{path}: is not YAML (it is nested too deep)") from error
+        raise InputError(f"{name}: is not YAML (it is nested too deep)") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{name}: is not YAML ({one_line(str(error), 300)})") from error
+
+
+def read_words(path: Path) -> dict[str, str]:
+    """Return a large YAML mapping whose keys and values are plain; all are text, also `on`."""
+    text = read_text(path, "is not a YAML file", MAX_TOKENIZER)
+    loader = yaml.CBaseLoader if yaml.__with_libyaml__ else yaml.BaseLoader
+    scalars, kinds = [], []
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            if isinstance(event, yaml.ScalarEvent):
+                scalars.append(event.value)
+            else:
+                kinds.append(type(event))
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: is not YAML ({one_line(str(error), 300)})") from error
+    mapping = dict(zip(scalars[::2], scalars[1::2], strict=False))
+    if kinds != _ONE_MAPPING or 2 * len(mapping) != len(scalars):
+        raise InputError(f"{path}: must be one mapping of words, each of which occurs once")
+    return mapping
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from jax_transformer.errors import InputError, one_line, shorten
 
 MARK = "▁"  # what sentencepiece writes for a space
 MOST_CODES = 8  # language codes that a message shows
-Rule = Literal["marian", "m2m_100", "mbart"]
+Rule = Literal["marian", "marian_npz", "m2m_100", "mbart"]
 
 
 class LineError(InputError):
@@ -105,11 +105,24 @@ class LibrarySegmenter:
         return self.library.token_to_id(token)
 
 
+class Words:
+    """Words that spaces hold apart, in the place of a sentencepiece model."""
+
+    def encode(self, texts: Sequence[str], out_type: type[str]) -> list[list[str]]:
+        """Return the words of each text."""
+        return [[word for word in text.split(" ") if word] for text in texts]
+
+    def decode_pieces(self, pieces: Sequence[str]) -> str:
+        """Return the text of words."""
+        return " ".join(pieces)
+
+
 class SentencePieceSegmenter:
     """A sentencepiece model whose pieces have the ids of another vocabulary.
 
     Added tokens in a line (for example `</s>`) become their ids, as in transformers. By the rule
-    "marian" a text may begin with a language code (for example `>>fra<<`), which is one token.
+    "marian" a text may begin with a language code (for example `>>fra<<`), which is one token. By
+    the rule "marian_npz" added tokens in a line are text, and an unknown code is too.
     """
 
     special_ids: Set[int] = frozenset()
@@ -120,9 +133,9 @@ class SentencePieceSegmenter:
         ordinary: Sequence[str],
         unk_id: int,
         rule: Rule,
-        model: sentencepiece.SentencePieceProcessor,
+        model: sentencepiece.SentencePieceProcessor | Words,
         ids: Mapping[str, int],
-        joiner: sentencepiece.SentencePieceProcessor,
+        joiner: sentencepiece.SentencePieceProcessor | Words,
         is_source: bool = False,
     ) -> None:
         """Set what splits lines into pieces, the ids of pieces, and what joins them.
@@ -160,6 +173,9 @@ class SentencePieceSegmenter:
     def _parts(self, row: int, line: str) -> list[int | str]:
         """Return the ids of added tokens and language codes in a line, and the texts between."""
         parts: list[int | str] = []
+        if self.rule == "marian_npz":
+            code, after = language_code(line)
+            return [self.ids[code], after] if code in self.ids else [line]
         for text in filter(None, self._split(line)):
             if text in self.added:
                 parts.append(self.added[text])
@@ -179,6 +195,8 @@ class SentencePieceSegmenter:
         if self.rule == "marian":
             pieces = [self.token(token_id) for token_id in ids]
             return self.joiner.decode_pieces(pieces).replace(MARK, " ").strip()
+        if self.rule == "marian_npz":
+            return self.joiner.decode_pieces([self.token(token_id) for token_id in ids])
         if self.rule == "mbart":  # MBartTokenizer uses the library tokenizers
             first, *others = [self._tokens.get(token_id, "") for token_id in ids] or [""]
             return first.replace(MARK, "") + "".join(others).replace(MARK, " ")

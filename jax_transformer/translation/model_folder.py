@@ -45,6 +45,7 @@ from jax_transformer.storage.folder import (
     model_folder_of,
     staged,
 )
+from jax_transformer.storage.marian_files import is_marian
 from jax_transformer.storage.reading import (
     MAX_TOKENIZER,
     file_digest,
@@ -198,7 +199,7 @@ def load(
 def read(folder: str | Path, **options: Any) -> TrainedModel:
     """Return a model as `load` does, by its options, but its target language may be unknown."""
     folder = model_folder_of(Path(folder))
-    description = _read_description(folder)
+    description = {"model_type": "marian_npz"} if is_marian(folder) else _read_description(folder)
     if not isinstance(description.get("model_type"), str):
         path = folder / CONFIG_FILE
         raise InputError(f"{path}: is damaged (it names no model_type); copy the model again")

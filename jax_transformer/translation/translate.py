@@ -80,7 +80,8 @@ class TextSearch:
     """What all batches of a call share; `text_search` makes it.
 
     Several models choose each token together. If neither the call nor the model names
-    `max_new_tokens`, a translation has at most ten tokens more than twice those of its line.
+    `max_new_tokens` or `max_length_factor`, a translation has at most ten tokens more than twice
+    those of its line.
     """
 
     models: tuple[TrainedModel, ...]  # on the devices of the mesh; the first one has the tokenizer
@@ -98,7 +99,9 @@ class TextSearch:
         """
         if self.is_limited:
             return self.generation.max_new_tokens
-        return min(usual_target_length(source_length), self.models[0].config.max_length)
+        factor = self.generation.max_length_factor
+        usual = int(factor * source_length) if factor else usual_target_length(source_length)
+        return min(max(1, usual), self.models[0].config.max_length)
 
     def target_length(self, source_length: int, is_last: bool) -> int:
         """Return the most tokens of the translations in a pool of an attempt, see `pools`."""

@@ -6,13 +6,13 @@ and the tests look it up here. A program can add its own: `FAMILIES[family.model
 
 from collections.abc import Mapping
 
-from jax_transformer.convert.families import bart_lineage, gemma_lineage, t5_lineage
+from jax_transformer.convert.families import bart_lineage, gemma_lineage, marian, t5_lineage
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for lineage in (bart_lineage, t5_lineage, gemma_lineage)
+    for lineage in (bart_lineage, t5_lineage, gemma_lineage, marian)
     for family in lineage.FAMILIES
 }
 _SOUND = (

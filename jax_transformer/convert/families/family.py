@@ -14,6 +14,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.storage.folder import CONFIG_FILE
 
 # The activations of transformers that this library has, in the form of `Family.words`.
 ACTIVATIONS = {
@@ -68,6 +69,8 @@ class Family:
             where the file is in half precision.
         other_parts: Names, as in fnmatch, of tensors of parts of the model that this library lacks:
             they are not read.
+        file: What has the keys, in messages.
+        unrecorded: Fields that no key has, so that they may have any value.
         full_name: Returns the layout's name of a tensor, given its name in the base class (for
             example BartModel, without an output); other names stay, and all names by default.
         is_tied: Returns whether the output projection of foreign tensors, by name, is tied. If it
@@ -94,6 +97,8 @@ class Family:
     encoder_architecture: str | None = None
     nullable: tuple[str, ...] = ()
     other_parts: tuple[str, ...] = ()
+    file: str = CONFIG_FILE
+    unrecorded: tuple[str, ...] = ("initialization",)
     written: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def lacks(self, tensor: str) -> bool:
@@ -116,7 +121,7 @@ def config_from_json(
             continue
         if key in values and values[key] not in accepted:
             raise InputError(
-                f"config.json: {key}={shorten(values[key])} must be {_one_of(accepted)}"
+                f"{family.file}: {key}={shorten(values[key])} must be {_one_of(accepted)}"
                 f"{ENCODER_REMEDY if key in ENCODER_DECODER else ''}"
             )
     values = {**family.defaults, **values}
@@ -130,22 +135,24 @@ def config_from_json(
     declared = declarations(TransformerConfig)
     for key, names in family.fields.items():
         for name in _names(names):
-            if (value := _get(values, key)) is None and key not in family.nullable:
-                raise InputError(f"config.json: {key}=null must be a number")
-            value = checked(f"config.json: {key}", value, declared[name])
+            if (value := _get(family, values, key)) is None and key not in family.nullable:
+                raise InputError(f"{family.file}: {key}=null must be a number")
+            value = checked(f"{family.file}: {key}", value, declared[name])
             if fields.setdefault(name, value) != value:
                 raise InputError(
-                    f"config.json: {key}={shorten(value)} must equal "
+                    f"{family.file}: {key}={shorten(value)} must equal "
                     f"{sources[name]}={shorten(fields[name])}"
                 )
             sources.setdefault(name, key)
     chosen: dict[str, Any] = {}
     for key, words in family.words.items():
-        value = _get(values, key)
+        value = _get(family, values, key)
         if (type(value), value) not in [(type(word), word) for word in words]:
-            raise InputError(f"config.json: {key}={shorten(value)} must be {_one_of(words)}")
+            raise InputError(f"{family.file}: {key}={shorten(value)} must be {_one_of(words)}")
         if any(chosen.get(name, word) != word for name, word in words[value].items()):
-            raise InputError(f"config.json: {key}={shorten(value)} must be the same in both stacks")
+            raise InputError(
+                f"{family.file}: {key}={shorten(value)} must be the same in both stacks"
+            )
         chosen |= words[value]
     fields |= chosen
     if family.implied is not None:
@@ -154,7 +161,7 @@ def config_from_json(
         config = TransformerConfig.preset(family.preset, **fields)
         return config.part("encoder" if is_encoder else "whole")
     except InputError as error:
-        raise InputError(f"config.json: {error}") from error
+        raise InputError(f"{family.file}: {error}") from error
 
 
 def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
@@ -184,7 +191,7 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
         values = family.written(values)
     values = traverse_util.unflatten_dict(values, sep=".")
     possible = config_from_json(family, values).explicit()
-    free = {"initialization"} | ({"position_rounding"} if family.uses_stored_positions else set())
+    free = {*family.unrecorded, *(["position_rounding"] if family.uses_stored_positions else [])}
     differing = [
         f"{name}={value!r} must be {possible[name]!r}"
         for name, value in wanted.items()
@@ -220,7 +227,7 @@ def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
     """Return lines: what is not read, and keys of config.json that are not applied in training."""
     parts = ", ".join(family.other_parts)
     return [f"not read, only copied on the way home: {parts}"] * bool(parts) + [
-        f"config.json: {key}={value!r} is kept, but not applied in training"
+        f"{family.file}: {key}={value!r} is kept, but not applied in training"
         for key, neutral in family.training_only.items()
         if (value := values.get(key, family.defaults.get(key, neutral))) != neutral
     ]
@@ -244,7 +251,7 @@ def _one_of(values: Mapping[Any, Any] | tuple[Any, ...]) -> str:
     return spelt[0] if len(spelt) == 1 else f"one of {', '.join(spelt)}"
 
 
-def _get(values: Mapping[str, Any], key: str) -> Any:
+def _get(family: Family, values: Mapping[str, Any], key: str) -> Any:
     if key not in values:
-        raise InputError(f"config.json has no {key!r}; add it")
+        raise InputError(f"{family.file} has no {key!r}; add it")
     return values[key]

@@ -1,4 +1,4 @@
-"""Weight files: .safetensors, and .pt, .pth, .bin and .ckpt of torch.save, to and from arrays.
+"""Weight files: .safetensors, .npz, and .pt, .pth, .bin and .ckpt of torch.save.
 
 Nothing in a file is trusted: no code in it runs, memory stays below the size of the file, and every
 fault is a `WeightFileError` that names the file and the tensor.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_transformer.storage.reading import errors_naming, open_regular
-from jax_transformer.storage.weights import safetensors_file, torch_file
+from jax_transformer.storage.weights import npz_file, safetensors_file, torch_file
 from jax_transformer.storage.weights.arrays import as_numpy
 from jax_transformer.storage.weights.checks import (
     WeightFileError,
@@ -23,6 +23,8 @@ from jax_transformer.storage.weights.checks import (
     check_target,
 )
 from jax_transformer.storage.writing import staged_file
+
+NPZ = ".npz"
 
 
 def read(
@@ -37,7 +39,7 @@ def read(
     are verified. torch is imported only for the files of torch.save.
 
     Args:
-        path: A .safetensors, .pt, .pth, .bin or .ckpt file.
+        path: A .safetensors, .npz, .pt, .pth, .bin or .ckpt file.
         key: The entry of a torch.save file that holds the state_dict, where it holds more.
         reads: Whether a tensor of this name is read; None reads all.
 
@@ -51,10 +53,11 @@ def read(
     """
     path = Path(path)
     with _opened(path) as file:
-        if _is_safetensors(path):
+        if _holds_tensors_alone(path):
             if key is not None:
                 raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-            tensors = safetensors_file.read(path, file, reads)
+            read_tensors = npz_file.read if path.suffix == NPZ else safetensors_file.read
+            tensors = read_tensors(path, file, reads)
         else:
             tensors = torch_file.read(path, file, key)
     if tensors and not any(array.size for array in tensors.values()):
@@ -69,7 +72,7 @@ def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarra
         WeightFileError: As for `read`.
     """
     path = Path(path)
-    if _is_safetensors(path):
+    if _holds_tensors_alone(path):
         return None, read(path)
     with _opened(path) as file:
         return torch_file.read_usual(path, file)
@@ -83,7 +86,8 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     """
     path = Path(path)
     with _opened(path) as file:
-        return safetensors_file.read_metadata(path, file) if _is_safetensors(path) else {}
+        is_safetensors = _holds_tensors_alone(path) and path.suffix != NPZ
+        return safetensors_file.read_metadata(path, file) if is_safetensors else {}
 
 
 def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
@@ -112,8 +116,8 @@ def write(
     """Write named arrays to a temporary file, then rename it.
 
     Args:
-        path: A .safetensors, .pt, .pth, .bin or .ckpt file. A link at this path is replaced, never
-            followed.
+        path: A .safetensors, .npz, .pt, .pth, .bin or .ckpt file. A link at this path is replaced,
+            never followed.
         tensors: Arrays of numpy, jax or torch by name.
         overwrite: Whether an existing file is replaced.
         metadata: Free text for the header of a .safetensors file.
@@ -123,7 +127,8 @@ def write(
     """
     path, metadata = Path(path), dict(metadata or {})
     check_target(path, overwrite)
-    if metadata and not _is_safetensors(path):
+    alone = _holds_tensors_alone(path)
+    if metadata and not (alone and path.suffix != NPZ):
         raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
     storable: dict[int, np.ndarray] = {}
     for name, tensor in tensors.items():
@@ -137,7 +142,9 @@ def write(
         errors_naming(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
         staged_file(path) as temporary,
     ):
-        if _is_safetensors(path):
+        if path.suffix == NPZ:
+            npz_file.write(temporary, arrays)
+        elif alone:
             safetensors_file.write(temporary, arrays, metadata)
         else:
             torch_file.write(temporary, arrays)
@@ -147,10 +154,10 @@ def _opened(path: Path) -> io.BufferedReader:
     return open_regular(path, "cannot be read", error=WeightFileError)
 
 
-def _is_safetensors(path: Path) -> bool:
-    """Return whether the name ends in .safetensors; refuse an ending of neither format."""
-    if path.suffix not in (".safetensors", ".pt", ".pth", ".bin", ".ckpt"):
+def _holds_tensors_alone(path: Path) -> bool:
+    """Return whether a file of this name holds nothing but tensors; refuse an unknown ending."""
+    if path.suffix not in (".safetensors", NPZ, ".pt", ".pth", ".bin", ".ckpt"):
         raise WeightFileError(
-            f"{path}: the name must end in .safetensors, .pt, .pth, .bin or .ckpt"
+            f"{path}: the name must end in .safetensors, .npz, .pt, .pth, .bin or .ckpt"
         )
-    return path.suffix == ".safetensors"
+    return path.suffix in (".safetensors", NPZ)

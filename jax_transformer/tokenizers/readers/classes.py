@@ -38,6 +38,7 @@ from jax_transformer.tokenizers.readers.library import (
     parse,
     template,
 )
+from jax_transformer.tokenizers.readers.marian import read_marian_tokenizer
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -256,6 +257,12 @@ CLASSES = {
         formats=(Format(SENTENCEPIECE, FILES["marian"]),),
         reader=lambda folder, config, *_: read_marian(folder, config),
         settings=written_tokens,
+    ),
+    # No class of transformers: the vocabularies of Marian's own folders.
+    "MarianVocabulary": TokenizerClass(
+        formats=(Format(SENTENCEPIECE, ()),),
+        reader=lambda folder, config, *_: read_marian_tokenizer(folder, config.pad_id),
+        settings=None,
     ),
     # T5, ByT5 and Pegasus: EOS after the text.
     "T5Tokenizer": TokenizerClass(

@@ -32,15 +32,22 @@ from jax_transformer.tokenizers.readers.model_files import (
     read_model,
     read_vocabulary,
 )
-from jax_transformer.tokenizers.segmenters import SentencePieceSegmenter
+from jax_transformer.tokenizers.segmenters import SentencePieceSegmenter, Words
 from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 SENTENCEPIECE = "sentencepiece"  # the kind
+MARIAN_NPZ = "marian_npz"  # the rule of Marian's own folders, `readers.marian`
 TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
 FILES = {
     "marian": ("source.spm", "target.spm", VOCABULARY),
     "m2m_100": (MBART_MODEL, VOCABULARY),
     "mbart": (MBART_MODEL,),
+    MARIAN_NPZ: (VOCABULARY,),
+}
+# Files that a tokenizer of a rule may lack.
+OPTIONAL = {
+    "marian": (TARGET_VOCABULARY,),
+    MARIAN_NPZ: ("source.spm", "target.spm", TARGET_VOCABULARY),
 }
 
 
@@ -50,16 +57,17 @@ def read_sentencepiece(
     """Return the tokenizer in sentencepiece models and vocabularies; see `Tokenizer.build`."""
     values = DEFAULTS | settings
     rule = values["rule"]
-    names = {*FILES.get(rule, ())}
-    optional = {TARGET_VOCABULARY} if rule == "marian" else set()
+    names, optional = {*FILES.get(rule, ())}, {*OPTIONAL.get(rule, ())}
     if not names or not names <= set(contents) <= names | optional:
         raise InputError(
             f"{name}: a sentencepiece tokenizer by the rule {rule!r} is "
             f"{', '.join(sorted(names))}, but not {', '.join(sorted(contents))}"
         )
-    source_file, target_file = FILES["marian"][:2] if rule == "marian" else (MBART_MODEL,) * 2
-    source = read_model(contents[source_file], f"{name}/{source_file}")
-    target = read_model(contents[target_file], f"{name}/{target_file}")
+    model_files = FILES["marian"][:2] if rule in OPTIONAL else (MBART_MODEL,) * 2
+    source, target = (
+        read_model(contents[file], f"{name}/{file}") if file in contents else Words()
+        for file in model_files
+    )
     if rule == "mbart":
         ids = fairseq_ids(contents[MBART_MODEL], f"{name}/{MBART_MODEL}")
     else:

@@ -232,7 +232,7 @@ def test_unusable_places_are_refused(tmp_path):
         "missing/w.safetensors": "missing does not exist",
         "file/w.safetensors": "file does not exist",
         "folder.pt": "already exists",
-        "w.onnx": "must end in .safetensors, .pt, .pth, .bin or .ckpt",
+        "w.onnx": "must end in .safetensors, .npz, .pt, .pth, .bin or .ckpt",
         "w": "must end in",
     }.items():
         with pytest.raises(WeightFileError, match=fault):

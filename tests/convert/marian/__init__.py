@@ -1,0 +1,1 @@
+"""Models of Marian: two that Marian trained, with its translations, and a rebuild in numpy."""
