@@ -1,18 +1,16 @@
 """The folders of PEFT, both ways, beside PEFT itself on the models of transformers."""
 
-import functools
 import json
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 
 import torch_reference
-from jax_transformer import InputError, apply, convert, cross_entropy
+from jax_transformer import InputError, apply, convert
 from jax_transformer.adapters import lora, peft_folder, read_adapter, write_adapter
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.table import flatten, nest
@@ -29,7 +27,7 @@ from tests.convert.families.case import (
     widened,
 )
 from tests.convert.families.test_indictrans import write as write_indictrans
-from tests.convert.test_family_training import RATE, STEPS, batches, run_in_torch
+from tests.convert.test_family_training import STEPS, batches, train, train_in_torch
 from tests.models import random_params, random_tokens, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, error
@@ -59,46 +57,6 @@ def wide_model(model_type):
     return widened(foreign_model(model_type, [*case_of(model_type).shapes][-1]), model_type)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def train(config, params, src, tgt_in, labels):
-    """Return the gradients of the first step, and the factors after the last."""
-    optimizer = optax.adam(RATE)
-
-    def loss(trained, src, tgt_in, labels):
-        logits = apply(merged(params, trained), config, src, tgt_in)
-        total, count = cross_entropy(logits, labels, config.pad_id)
-        return total / count
-
-    def step(carry, batch):
-        trained, state = carry
-        gradients = jax.grad(loss)(trained, *batch)
-        updates, state = optimizer.update(gradients, state)
-        return (optax.apply_updates(trained, updates), state), gradients
-
-    start = trainable(params, ())
-    (trained, _), gradients = jax.lax.scan(
-        step, (start, optimizer.init(start)), (src, tgt_in, labels)
-    )
-    return jax.tree.map(lambda leaf: leaf[0], gradients), trained
-
-
-def train_in_torch(model, config, src, tgt_in, labels):
-    """Make the steps in place; return the gradients of the first one by name."""
-    trained = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
-    assert all("lora_" in name for name in trained)
-    optimizer, gradients = torch.optim.Adam(trained.values(), RATE), {}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        logits = run_in_torch(model, config, src[step], tgt_in[step])
-        targets = torch.tensor(labels[step]).long().flatten()
-        torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets, ignore_index=config.pad_id
-        ).backward()
-        gradients = gradients or {name: leaf.grad.clone() for name, leaf in trained.items()}
-        optimizer.step()
-    return gradients
-
-
 def tensors_of(folder):
     return weight_files.read(folder / peft_folder.WEIGHTS)
 
@@ -116,7 +74,9 @@ def test_gradients_and_twenty_steps_are_those_of_peft(model_type, tmp_path, x64)
     whole = lora.attach(params, saved(model, tmp_path / "begin", config))
     data = batches(config)
     gradients, trained = train(config, whole, *data)
-    expected = train_in_torch(model, config, *data)
+    leaves = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
+    assert all("lora_" in name for name in leaves)
+    expected = train_in_torch(model, leaves, config, *data)
     after = saved(model, tmp_path / "end", config)
     for name, leaf in model.named_parameters():  # PEFT writes gradients under its own names
         if name in expected:
