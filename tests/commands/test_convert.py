@@ -79,14 +79,6 @@ def test_weights_that_do_not_fit_the_layout_are_refused_with_all_their_faults(we
     assert "does not fit" in code
 
 
-def test_a_config_that_contradicts_the_recorded_one_is_refused(weights, run, tmp_path):
-    run("convert", "weights.pt", "own.safetensors", *TORCH_NN)
-    fields = {"preset": "torch_nn", **FIELDS, "num_heads": 3}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    code, _ = run("verify", "own.safetensors", "--config=config.json")
-    assert "saved with the weights: num_heads=3 (saved: 2)" in code
-
-
 @pytest.fixture
 def layout_file(weights):
     """The names of torch.nn.Transformer and the config of `weights`, in mine.toml."""
@@ -132,15 +124,9 @@ def test_configs_that_contradict_each_other_are_refused_with_both_names(layout_f
     assert run("convert", "weights.pt", "own.safetensors", *options)[0] == 0
     code, _ = run("convert", "own.safetensors", "x.pt", "--output-layout=mine.toml")
     assert "does not match the config in mine.toml: num_heads=3 (saved: 2)" in code
+    saved = "does not match the config saved with the weights: num_heads=2 (saved: 3)"
     code, _ = run("convert", "own.safetensors", "x.pt", "--layout=mine.toml")
-    assert "does not match the config saved with the weights: num_heads=2 (saved: 3)" in code
+    assert saved in code
+    code, _ = run("verify", "own.safetensors", "--config=config.json")
+    assert saved in code
     assert not (tmp_path / "x.pt").exists()
-
-
-def test_a_layout_file_that_cannot_be_read_is_one_line(weights, run, tmp_path):
-    (tmp_path / "bad.toml").write_text('name = "x"\nrows = [{foreign = "y"}]\n')
-    for options in (("--layout=bad.toml",), ("--layout=torch_nn", "--output-layout=bad.toml")):
-        code, _ = run("convert", "weights.pt", "x.pt", "--config=config.json", *options)
-        assert (
-            code == "error: bad.toml: Object missing required field `parameters` - at `$.rows[0]`"
-        )
