@@ -25,6 +25,13 @@ from tests.tiers import tiered
 ROOT = Path(__file__).parents[2]
 
 
+def ran(program, *arguments, **options):
+    """Return the exit code of a program of Python in a process of its own, and what it printed."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
 WITHOUT_EXTRAS = """
 import json, sys
 from jax_transformer import InputError
@@ -58,12 +65,9 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def without_extras(tmp_path_factory):
     """What the help and each command print where no extra is installed."""
-    directory = tmp_path_factory.mktemp("empty")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, cwd=directory, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    shown, _, said = done.stdout.decode().strip().rpartition("\n")
+    code, printed, err = ran(WITHOUT_EXTRAS, cwd=tmp_path_factory.mktemp("empty"))
+    assert (code, err) == (0, "")
+    shown, _, said = printed.strip().rpartition("\n")
     return shown, json.loads(said)
 
 
@@ -110,9 +114,8 @@ def test_a_command_is_quiet_where_libtpu_finds_no_tpu():
     environment = {name: value for name, value in os.environ.items() if name not in told}
     program = "from jax_transformer.commands.main import quiet_libtpu as quiet; "
     program += "import jax; quiet(); print(jax.devices())"  # without it, libtpu mostly complains
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, env=environment, check=True)
-    assert done.stderr == b""
+    code, _, err = ran(program, env=environment)
+    assert (code, err) == (0, "")
 
 
 ROWS = """
@@ -130,9 +133,7 @@ print(int(np.sum(abs(found - expected) > 1e-5 * expected)))
 def test_the_rows_of_a_long_sum_are_right_in_a_command():
     """Without the option, jaxlib 0.10.2 has eight thousand wrong ones."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}
-    command = [sys.executable, "-c", ROWS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "0\n"
+    assert ran(ROWS, env=environment)[:2] == (0, "0\n")
 
 
 def test_an_option_of_xla_that_the_user_names_stays(monkeypatch):
@@ -146,10 +147,8 @@ def test_a_working_folder_that_is_gone_is_one_line(tmp_path):
     """What a command imports may abort the process there, as libtpu does."""
     program = f"import os; os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); "
     program += "from jax_transformer.commands.main import main; main(['--help'])"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "error: the working folder is gone; change to one that exists\n"
+    said = "error: the working folder is gone; change to one that exists\n"
+    assert ran(program) == (1, "", said)
 
 
 def test_train_py_is_the_same_command(monkeypatch):
@@ -223,15 +222,7 @@ PLACES = ["callback", "suppressed", "compiled code"]
 
 @pytest.mark.parametrize("place", tiered(PLACES, quick=["compiled code"]))
 def test_ctrl_c_is_one_line_and_code_130(place):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, place],
-        capture_output=True,
-        cwd=ROOT,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert ran(INTERRUPTED, place, cwd=ROOT) == (130, "", "interrupted\n")
 
 
 def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
