@@ -66,6 +66,16 @@ def saved(model, folder, config):
     return read_adapter(folder, config)
 
 
+def compared_logits(params, model, config):
+    """Check the logits of parameters with an adapter; return those of PEFT."""
+    src, tgt = ragged_tokens(config)
+    theirs = foreign_results(model, config, src, tgt)[0].numpy()
+    ours = np.asarray(forward(params, config=config, src=src, tgt=tgt))
+    valid = tgt != config.pad_id
+    assert error(ours[valid], theirs[valid]) <= LOGITS
+    return theirs
+
+
 @pytest.mark.parametrize("model_type", tiered(CASES, [], ["bart", "umt5"]))
 def test_gradients_and_twenty_steps_are_those_of_peft(model_type, tmp_path, x64):
     model = wide_model(model_type)
@@ -103,12 +113,7 @@ def test_a_folder_is_read_and_written_bit_equal_and_computes_what_peft_does(
     config, params = from_huggingface(model)
     adapted = peft_model(model)
     adapter = saved(adapted, tmp_path / "theirs", config)
-    src, tgt = ragged_tokens(config)
-    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-    their_logits = foreign_results(adapted, config, src, tgt)[0].numpy()
-    valid = tgt != config.pad_id
-    assert error(np.asarray(logits)[valid], their_logits[valid]) <= LOGITS
-
+    theirs = compared_logits(lora.attach(params, adapter), adapted, config)
     write_adapter(tmp_path / "ours", adapter, config, family=model_type)
     read = {name: tensors_of(tmp_path / name) for name in ("theirs", "ours")}
     assert read["ours"].keys() == read["theirs"].keys()
@@ -116,7 +121,7 @@ def test_a_folder_is_read_and_written_bit_equal_and_computes_what_peft_does(
     settings = json.loads((tmp_path / "ours" / peft_folder.SETTINGS).read_text())
     assert {name: settings[name] for name in RANKS} == RANKS
     again = peft.PeftModel.from_pretrained(adapted.unload(), tmp_path / "ours").eval()
-    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), their_logits)
+    assert np.array_equal(compared_logits(lora.attach(params, adapter), again, config), theirs)
 
 
 SETTINGS = {
@@ -136,15 +141,12 @@ def test_settings_of_peft_are_honoured_and_survive_the_way_back(name, tmp_path, 
     config, params = from_huggingface(model)
     model = peft_model(model, **SETTINGS[name])
     adapter = saved(model, tmp_path / "theirs", config)
-    src, tgt = ragged_tokens(config)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
     for _ in range(2):
-        logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-        assert error(logits, theirs) <= LOGITS
+        theirs = compared_logits(lora.attach(params, adapter), model, config)
         write_adapter(tmp_path / "ours", adapter, config, family="bart", overwrite=True)
         adapter = read_adapter(tmp_path / "ours", config)
     again = peft.PeftModel.from_pretrained(model.unload(), tmp_path / "ours").eval()
-    assert error(foreign_results(again, config, src, tgt)[0], theirs) <= LOGITS
+    assert error(compared_logits(lora.attach(params, adapter), again, config), theirs) <= LOGITS
 
 
 WHOLE = {
@@ -181,18 +183,14 @@ def test_modules_that_peft_saves_whole_are_read_trained_and_written(name, tmp_pa
     model = with_whole_modules(model_type, modules)
     adapter = saved(model, tmp_path / "theirs", config)
     assert paths <= flatten(adapter).keys()
-    src, tgt = ragged_tokens(config)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
-    valid = tgt != config.pad_id
     whole = lora.attach(params, adapter)
     assert paths <= flatten(trainable(whole, ())).keys()
     for some in (whole, lora.merge(whole)):
-        logits = forward(some, config=config, src=src, tgt=tgt)
-        assert error(np.asarray(logits)[valid], theirs[valid]) <= LOGITS
+        theirs = compared_logits(some, model, config)
     write_adapter(tmp_path / "ours", lora.detach(whole), config, family=model_type)
     base = widened(foreign_model(model_type), model_type)
     again = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
-    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), theirs)
+    assert np.array_equal(compared_logits(whole, again, config), theirs)
     flat = flatten(read_adapter(tmp_path / "ours", config))
     assert all(np.array_equal(flat[path], leaf) for path, leaf in flatten(adapter).items())
 
@@ -283,11 +281,8 @@ def test_an_adapter_of_a_class_outside_of_transformers_is_read(tmp_path, x64):
     model = write_indictrans(tmp_path / "base", shared=False, dtype=torch.float64)
     config, params = from_huggingface(tmp_path / "base")
     model = peft_model(model)
-    src, tgt = ragged_tokens(config)
     adapter = saved(model, tmp_path / "adapter", config)
-    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
-    assert error(logits, theirs) <= LOGITS
+    compared_logits(lora.attach(params, adapter), model, config)
     write_adapter(tmp_path / "ours", adapter, config, family="IndicTrans")
     read = [tensors_of(tmp_path / name) for name in ("adapter", "ours")]
     assert all(np.array_equal(read[1][name], x) for name, x in read[0].items())
