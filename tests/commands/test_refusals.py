@@ -250,6 +250,7 @@ ROWS = [
 @pytest.mark.parametrize(("files", "line", "message"), ROWS)
 def test_bad_input_is_one_line_and_writes_nothing(files, line, message, request, capsys):
     request.getfixturevalue(files)
+    capsys.readouterr()  # what the programs that write the files have printed
     argv = shlex.split(line.format(**{name: shlex.join(words) for name, words in WORDS.items()}))
     before = written()
     assert message in refused(*argv)
