@@ -152,31 +152,22 @@ def test_a_whole_parameter_takes_the_place_of_the_base_until_another_adapter_doe
     assert places["token_embedding/base_embedding"] == places[WHOLE]
 
 
-def test_a_step_trains_whole_parameters_beside_the_factors_and_keeps_what_they_replaced():
+@pytest.mark.parametrize("whole", [(), (WHOLE,)], ids=str)
+def test_a_step_trains_what_the_adapter_has_and_keeps_moments_of_its_size(whole):
     params = random_params(CONFIG)
-    table = {"token_embedding": params["token_embedding"]}
-    params = lora.attach(params, random_adapter(CONFIG) | table)
+    leaves = {name: flatten(params)[name] for name in whole}
+    params = lora.attach(params, random_adapter(CONFIG) | nest(leaves))
     optimizer = optax.adamw(1e-2)
     state = optimizer.init(trainable(params, ()))
-    (batch,) = measure.random_batches(CONFIG, 1)
-    new, _, _ = jax.jit(make_train_step(CONFIG, optimizer))(params, state, batch)
-    for name, leaf in flatten(new).items():
-        trained = name == WHOLE or name.endswith(("lora_a", "lora_b"))
-        assert np.array_equal(leaf, flatten(params)[name]) != trained, name
-
-
-def test_a_step_trains_the_factors_alone_and_keeps_moments_of_their_size():
-    params = adapted(CONFIG)
-    optimizer = optax.adamw(1e-2)
-    state = optimizer.init(trainable(params, ()))
-    factors = [name for name in flatten(params) if name.endswith(("lora_a", "lora_b"))]
-    assert [*flatten(state[0].mu)] == factors
-    assert all(jax.tree.leaves(decayed(trainable(params, ()))))
+    names = [name for name in flatten(params) if name.endswith(("/lora_a", "/lora_b"))]
+    assert {*flatten(state[0].mu)} == {*names, *whole}
+    decays = flatten(decayed(trainable(params, ())))
+    assert all(decays[name] for name in names)
     (batch,) = measure.random_batches(CONFIG, 1)
     new, _, loss = jax.jit(make_train_step(CONFIG, optimizer))(params, state, batch)
     assert np.isfinite(loss)
     for name, leaf in flatten(new).items():
-        assert np.array_equal(leaf, flatten(params)[name]) == (name not in factors), name
+        assert np.array_equal(leaf, flatten(params)[name]) == (name not in {*names, *whole}), name
 
 
 def test_patterns_of_freeze_name_factors_where_there_are_any():
@@ -342,6 +333,14 @@ REFUSED = {
         ),
         f"the adapter has {INNER}/lora_a in the shapes [(42, 3), None, ()], not [(42, 3), (3, 53)",
     ),
+    "no scale": (
+        lambda: apply(
+            nest({n: x for n, x in flatten(adapted(CONFIG)).items() if n != f"{INNER}/lora_scale"}),
+            CONFIG,
+            *random_tokens(CONFIG),
+        ),
+        f"the adapter has {INNER}/lora_a in the shapes [(42, 3), (3, 53), None], not",
+    ),
     "an alpha that is no number": (
         lambda: lora.init(jax.random.key(0), CONFIG, 4, EVERY, alpha=float("nan")),
         "alpha=nan must be a finite number, at least",
@@ -376,10 +375,3 @@ def test_what_cannot_be_meant_is_refused_in_one_line(call, message):
         call()
     assert str(refused.value).startswith(message)
     assert "\n" not in str(refused.value)
-
-
-def test_a_leaf_that_is_missing_is_named():
-    leaves = flatten(adapted(CONFIG))
-    del leaves[f"{INNER}/lora_scale"]
-    with pytest.raises(InputError, match=rf"{INNER}/lora_a in the shapes .*\(3, 53\), None\], not"):
-        apply(nest(leaves), CONFIG, *random_tokens(CONFIG))

@@ -1,18 +1,16 @@
 """The folders of PEFT, both ways, beside PEFT itself on the models of transformers."""
 
-import functools
 import json
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
 
 import torch_reference
-from jax_transformer import InputError, apply, convert, cross_entropy
+from jax_transformer import InputError, apply, convert
 from jax_transformer.adapters import lora, peft_folder, read_adapter, write_adapter
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.table import flatten, nest
@@ -29,7 +27,7 @@ from tests.convert.families.case import (
     widened,
 )
 from tests.convert.families.test_indictrans import write as write_indictrans
-from tests.convert.test_family_training import RATE, STEPS, batches, run_in_torch
+from tests.convert.test_family_training import STEPS, batches, train, train_in_torch
 from tests.models import random_params, random_tokens, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, error
@@ -59,46 +57,6 @@ def wide_model(model_type):
     return widened(foreign_model(model_type, [*case_of(model_type).shapes][-1]), model_type)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def train(config, params, src, tgt_in, labels):
-    """Return the gradients of the first step, and the factors after the last."""
-    optimizer = optax.adam(RATE)
-
-    def loss(trained, src, tgt_in, labels):
-        logits = apply(merged(params, trained), config, src, tgt_in)
-        total, count = cross_entropy(logits, labels, config.pad_id)
-        return total / count
-
-    def step(carry, batch):
-        trained, state = carry
-        gradients = jax.grad(loss)(trained, *batch)
-        updates, state = optimizer.update(gradients, state)
-        return (optax.apply_updates(trained, updates), state), gradients
-
-    start = trainable(params, ())
-    (trained, _), gradients = jax.lax.scan(
-        step, (start, optimizer.init(start)), (src, tgt_in, labels)
-    )
-    return jax.tree.map(lambda leaf: leaf[0], gradients), trained
-
-
-def train_in_torch(model, config, src, tgt_in, labels):
-    """Make the steps in place; return the gradients of the first one by name."""
-    trained = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
-    assert all("lora_" in name for name in trained)
-    optimizer, gradients = torch.optim.Adam(trained.values(), RATE), {}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        logits = run_in_torch(model, config, src[step], tgt_in[step])
-        targets = torch.tensor(labels[step]).long().flatten()
-        torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets, ignore_index=config.pad_id
-        ).backward()
-        gradients = gradients or {name: leaf.grad.clone() for name, leaf in trained.items()}
-        optimizer.step()
-    return gradients
-
-
 def tensors_of(folder):
     return weight_files.read(folder / peft_folder.WEIGHTS)
 
@@ -106,6 +64,16 @@ def tensors_of(folder):
 def saved(model, folder, config):
     model.save_pretrained(folder)
     return read_adapter(folder, config)
+
+
+def compared_logits(params, model, config):
+    """Check the logits of parameters with an adapter; return those of PEFT."""
+    src, tgt = ragged_tokens(config)
+    theirs = foreign_results(model, config, src, tgt)[0].numpy()
+    ours = np.asarray(forward(params, config=config, src=src, tgt=tgt))
+    valid = tgt != config.pad_id
+    assert error(ours[valid], theirs[valid]) <= LOGITS
+    return theirs
 
 
 @pytest.mark.parametrize("model_type", tiered(CASES, [], ["bart", "umt5"]))
@@ -116,7 +84,9 @@ def test_gradients_and_twenty_steps_are_those_of_peft(model_type, tmp_path, x64)
     whole = lora.attach(params, saved(model, tmp_path / "begin", config))
     data = batches(config)
     gradients, trained = train(config, whole, *data)
-    expected = train_in_torch(model, config, *data)
+    leaves = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
+    assert all("lora_" in name for name in leaves)
+    expected = train_in_torch(model, leaves, config, *data)
     after = saved(model, tmp_path / "end", config)
     for name, leaf in model.named_parameters():  # PEFT writes gradients under its own names
         if name in expected:
@@ -143,23 +113,15 @@ def test_a_folder_is_read_and_written_bit_equal_and_computes_what_peft_does(
     config, params = from_huggingface(model)
     adapted = peft_model(model)
     adapter = saved(adapted, tmp_path / "theirs", config)
-    src, tgt = ragged_tokens(config)
-    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-    their_logits = foreign_results(adapted, config, src, tgt)[0].numpy()
-    valid = tgt != config.pad_id
-    assert error(np.asarray(logits)[valid], their_logits[valid]) <= LOGITS
-
+    theirs = compared_logits(lora.attach(params, adapter), adapted, config)
     write_adapter(tmp_path / "ours", adapter, config, family=model_type)
-    read = {
-        name: weight_files.read(tmp_path / name / peft_folder.WEIGHTS)
-        for name in ("theirs", "ours")
-    }
+    read = {name: tensors_of(tmp_path / name) for name in ("theirs", "ours")}
     assert read["ours"].keys() == read["theirs"].keys()
     assert all(np.array_equal(read["ours"][name], x) for name, x in read["theirs"].items())
     settings = json.loads((tmp_path / "ours" / peft_folder.SETTINGS).read_text())
     assert {name: settings[name] for name in RANKS} == RANKS
     again = peft.PeftModel.from_pretrained(adapted.unload(), tmp_path / "ours").eval()
-    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), their_logits)
+    assert np.array_equal(compared_logits(lora.attach(params, adapter), again, config), theirs)
 
 
 SETTINGS = {
@@ -179,15 +141,12 @@ def test_settings_of_peft_are_honoured_and_survive_the_way_back(name, tmp_path, 
     config, params = from_huggingface(model)
     model = peft_model(model, **SETTINGS[name])
     adapter = saved(model, tmp_path / "theirs", config)
-    src, tgt = ragged_tokens(config)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
     for _ in range(2):
-        logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-        assert error(logits, theirs) <= LOGITS
+        theirs = compared_logits(lora.attach(params, adapter), model, config)
         write_adapter(tmp_path / "ours", adapter, config, family="bart", overwrite=True)
         adapter = read_adapter(tmp_path / "ours", config)
     again = peft.PeftModel.from_pretrained(model.unload(), tmp_path / "ours").eval()
-    assert error(foreign_results(again, config, src, tgt)[0], theirs) <= LOGITS
+    assert error(compared_logits(lora.attach(params, adapter), again, config), theirs) <= LOGITS
 
 
 WHOLE = {
@@ -224,18 +183,14 @@ def test_modules_that_peft_saves_whole_are_read_trained_and_written(name, tmp_pa
     model = with_whole_modules(model_type, modules)
     adapter = saved(model, tmp_path / "theirs", config)
     assert paths <= flatten(adapter).keys()
-    src, tgt = ragged_tokens(config)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
-    valid = tgt != config.pad_id
     whole = lora.attach(params, adapter)
     assert paths <= flatten(trainable(whole, ())).keys()
     for some in (whole, lora.merge(whole)):
-        logits = forward(some, config=config, src=src, tgt=tgt)
-        assert error(np.asarray(logits)[valid], theirs[valid]) <= LOGITS
+        theirs = compared_logits(some, model, config)
     write_adapter(tmp_path / "ours", lora.detach(whole), config, family=model_type)
     base = widened(foreign_model(model_type), model_type)
     again = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
-    assert np.array_equal(foreign_results(again, config, src, tgt)[0].numpy(), theirs)
+    assert np.array_equal(compared_logits(whole, again, config), theirs)
     flat = flatten(read_adapter(tmp_path / "ours", config))
     assert all(np.array_equal(flat[path], leaf) for path, leaf in flatten(adapter).items())
 
@@ -326,15 +281,10 @@ def test_an_adapter_of_a_class_outside_of_transformers_is_read(tmp_path, x64):
     model = write_indictrans(tmp_path / "base", shared=False, dtype=torch.float64)
     config, params = from_huggingface(tmp_path / "base")
     model = peft_model(model)
-    src, tgt = ragged_tokens(config)
     adapter = saved(model, tmp_path / "adapter", config)
-    logits = forward(lora.attach(params, adapter), config=config, src=src, tgt=tgt)
-    theirs = foreign_results(model, config, src, tgt)[0].numpy()
-    assert error(logits, theirs) <= LOGITS
+    compared_logits(lora.attach(params, adapter), model, config)
     write_adapter(tmp_path / "ours", adapter, config, family="IndicTrans")
-    read = [
-        weight_files.read(tmp_path / name / peft_folder.WEIGHTS) for name in ("adapter", "ours")
-    ]
+    read = [tensors_of(tmp_path / name) for name in ("adapter", "ours")]
     assert all(np.array_equal(read[1][name], x) for name, x in read[0].items())
 
 
@@ -413,36 +363,29 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_a_setting_that_is_not_supported_is_named(folder, name):
-    value = UNSUPPORTED[name]
-    changed_settings(folder, **{name: value})
-    with pytest.raises(InputError) as refused:
-        read_adapter(folder, CONFIG)
-    path = folder / peft_folder.SETTINGS
-    assert str(refused.value) == f"{path}: {name}={value!r} is not supported{MERGE}"
-
-
-DAMAGED = {
-    "r=0 must be a whole number, at least 1": {"r": 0},
-    "lora_alpha='16' must be a finite number": {"lora_alpha": "16"},
-    "lora_alpha=1e+308 must be a finite number": {"lora_alpha": 1e308},
-    "lora_alpha=1e-50 must be a finite number": {"lora_alpha": 1e-50},
-    "lora_alpha=0 must be a finite number": {"lora_alpha": 0},
-    "modules_to_save='lm_head' must be a list": {"modules_to_save": "lm_head"},
-    "target_modules=3 must be a text": {"target_modules": 3},
-    "has a damaged regular expression": {"target_modules": "*"},
-    "use_rslora=1 must be True or False": {"use_rslora": 1},
+REFUSED = {
+    f": {name}={value!r} is not supported{MERGE}": {name: value}
+    for name, value in UNSUPPORTED.items()
+}
+REFUSED |= {
+    ": r=0 must be a whole number, at least 1": {"r": 0},
+    ": lora_alpha='16' must be a finite number": {"lora_alpha": "16"},
+    ": lora_alpha=1e+308 must be a finite number": {"lora_alpha": 1e308},
+    ": lora_alpha=1e-50 must be a finite number": {"lora_alpha": 1e-50},
+    ": lora_alpha=0 must be a finite number": {"lora_alpha": 0},
+    ": modules_to_save='lm_head' must be a list": {"modules_to_save": "lm_head"},
+    ": target_modules=3 must be a text": {"target_modules": 3},
+    " has a damaged regular expression": {"target_modules": "*"},
+    ": use_rslora=1 must be True or False": {"use_rslora": 1},
 }
 
 
-@pytest.mark.parametrize(("fault", "changes"), DAMAGED.items(), ids=str)
-def test_settings_that_no_peft_writes_are_named(folder, fault, changes):
-    changed_settings(folder, **changes)
+@pytest.mark.parametrize(("fault", "setting"), REFUSED.items(), ids=str)
+def test_a_setting_that_is_not_supported_or_damaged_is_named(folder, fault, setting):
+    changed_settings(folder, **setting)
     with pytest.raises(InputError) as refused:
         read_adapter(folder, CONFIG)
-    found = str(refused.value).replace(" has", ": has")
-    assert found.startswith(f"{folder / peft_folder.SETTINGS}: {fault}")
+    assert str(refused.value).startswith(f"{folder / peft_folder.SETTINGS}{fault}")
     assert "\n" not in str(refused.value)
 
 

@@ -19,6 +19,7 @@ from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.convert.huggingface import to_huggingface
 from jax_transformer.runs import evaluation
 from jax_transformer.runs.model_settings import model_config
+from jax_transformer.storage import weights as weight_files
 from jax_transformer.tokenizers import train_byte_pair
 from tests.commands.training import (
     BETTER,
@@ -34,6 +35,8 @@ from tests.commands.training import (
 )
 from tests.convert.test_toy_family import add_toy
 from tests.models import random_params
+from tests.porting.models import SHAPES
+from tests.porting.recorded import write
 
 
 @pytest.fixture
@@ -97,6 +100,8 @@ def bad_models(base, monkeypatch):
     Path("other.json").write_bytes(other.contents["tokenizer.json"])
     Path("damaged.json").write_text("{")
     Path("mine.yaml").write_text("model: {num_heads: 4}\n")
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").touch()
     Path("bert").mkdir()
     Path("bert/config.json").write_text('{"model_type": "bert"}')
     write_toy("broken")
@@ -128,6 +133,7 @@ def weights(tmp_path, monkeypatch):
     contents = {"cut": "{", "list": "[1]", "width": '{"width": 3}', "preset": '{"preset": "x"}'}
     for name, text in contents.items():
         (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "bad.toml").write_text('name = "x"\nrows = [{foreign = "y"}]\n')
     (tmp_path / "folder").mkdir()
     return module.state_dict()
 
@@ -147,6 +153,24 @@ def systems(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     (tmp_path / "better.gz").write_bytes(gzip.compress((tmp_path / "better").read_bytes()))
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def recordings(tmp_path_factory):
+    """A folder with the weights and recordings of a model that fits and of another one."""
+    folder = tmp_path_factory.mktemp("recordings")
+    for name in ("letters", "linear_bias"):
+        module = SHAPES[name].module()
+        weight_files.write(folder / f"{name}.safetensors", module.state_dict())
+        write(module, folder / f"{name}.pt", lengths="[(7, 5)]")
+    torch.save({}, folder / "empty.pt")
+    return folder
+
+
+@pytest.fixture
+def among_recordings(recordings, monkeypatch):
+    """The folder of recordings as the working directory."""
+    monkeypatch.chdir(recordings)
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ from jax_transformer.convert.table import flatten
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.translation.model_folder import load, save
 from tests.adapters.test_lora import random_adapter
-from tests.commands.training import FILES, program, refusal, refused
+from tests.commands.training import TEXT, program, refusal, refused
 from tests.convert.families.case import foreign_model, forward, write_tokenizer
 from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
 
-TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
 SHORT = ["--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60", "--warmup-steps=1"]
 SHORT += ["--schedule=constant", "--learning-rate=0.1"]
 LORA = ["--lora-rank=2", "--lora-alpha=6", "--lora-targets", "*/query", "*/outer"]

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from jax_transformer.commands import main as cli
+from tests.commands.training import BETTER, OTHER, REFERENCES, WORSE
 
 
 def evaluated(capsys, *arguments):
@@ -50,10 +51,7 @@ def test_several_references_and_the_scores_of_each_line(systems, capsys):
     assert " nrefs:2|" in bleu
     rows = [line.split("\t") for line in (systems / "by_line.tsv").read_text().splitlines()]
     assert [len(row) for row in rows] == 12 * [2]
-    right = [
-        (systems / name).read_text().splitlines() for name in ("better", "worse", "references")
-    ]
-    for (_, chrf), line, *references in zip(rows, *right, strict=True):
+    for (_, chrf), line, *references in zip(rows, BETTER, WORSE, REFERENCES, strict=True):
         assert (float(chrf) == 100) == (line in references)
     with pytest.raises(
         SystemExit, match=r"by_line\.tsv: exists already; name another file of line_"
@@ -67,14 +65,10 @@ def test_the_worst_lines_are_printed_with_their_texts(systems, capsys):
     evaluated(capsys, "better", *options, "--line-scores=by_line.tsv")
     chrf = [float(line.split()[1]) for line in (systems / "by_line.tsv").read_text().splitlines()]
     shown = evaluated(capsys, "better", *options, "--worst=3")
-    texts = [
-        (systems / name).read_text().splitlines()
-        for name in ("other", "better", "worse", "references")
-    ]
     names, expected = ("source", "translation", "reference", "reference"), []
     for place in sorted(range(12), key=chrf.__getitem__)[:3]:
         expected.append(f"line {place + 1}: chrF = {chrf[place]:.2f}")
-        lines = zip(names, texts, strict=True)
+        lines = zip(names, (OTHER, BETTER, WORSE, REFERENCES), strict=True)
         expected += [f"  {name}:".ljust(15) + text[place] for name, text in lines]
     assert shown[3:] == expected
 

@@ -19,16 +19,17 @@ from jax_transformer import InputError, __version__
 from jax_transformer.commands import main as cli
 from jax_transformer.errors import EXTRA_OF
 from jax_transformer.runtime.topologies import ENVIRONMENT
+from tests.commands.training import refused
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 
 
-def refusal(*arguments):
-    """Return what a command that is refused leaves with."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    return str(left.value.code)
+def ran(program, *arguments, **options):
+    """Return the exit code of a program of Python in a process of its own, and what it printed."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+    return done.returncode, done.stdout, done.stderr
 
 
 WITHOUT_EXTRAS = """
@@ -64,12 +65,9 @@ print(json.dumps(said))
 @pytest.fixture(scope="module")
 def without_extras(tmp_path_factory):
     """What the help and each command print where no extra is installed."""
-    directory = tmp_path_factory.mktemp("empty")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, cwd=directory, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    shown, _, said = done.stdout.decode().strip().rpartition("\n")
+    code, printed, err = ran(WITHOUT_EXTRAS, cwd=tmp_path_factory.mktemp("empty"))
+    assert (code, err) == (0, "")
+    shown, _, said = printed.strip().rpartition("\n")
     return shown, json.loads(said)
 
 
@@ -116,9 +114,8 @@ def test_a_command_is_quiet_where_libtpu_finds_no_tpu():
     environment = {name: value for name, value in os.environ.items() if name not in told}
     program = "from jax_transformer.commands.main import quiet_libtpu as quiet; "
     program += "import jax; quiet(); print(jax.devices())"  # without it, libtpu mostly complains
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, env=environment, check=True)
-    assert done.stderr == b""
+    code, _, err = ran(program, env=environment)
+    assert (code, err) == (0, "")
 
 
 ROWS = """
@@ -136,9 +133,7 @@ print(int(np.sum(abs(found - expected) > 1e-5 * expected)))
 def test_the_rows_of_a_long_sum_are_right_in_a_command():
     """Without the option, jaxlib 0.10.2 has eight thousand wrong ones."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}
-    command = [sys.executable, "-c", ROWS]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout == "0\n"
+    assert ran(ROWS, env=environment)[:2] == (0, "0\n")
 
 
 def test_an_option_of_xla_that_the_user_names_stays(monkeypatch):
@@ -152,13 +147,11 @@ def test_a_working_folder_that_is_gone_is_one_line(tmp_path):
     """What a command imports may abort the process there, as libtpu does."""
     program = f"import os; os.chdir({str(tmp_path)!r}); os.rmdir({str(tmp_path)!r}); "
     program += "from jax_transformer.commands.main import main; main(['--help'])"
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "error: the working folder is gone; change to one that exists\n"
+    said = "error: the working folder is gone; change to one that exists\n"
+    assert ran(program) == (1, "", said)
 
 
-def test_train_py_is_the_same_command(tmp_path, monkeypatch):
+def test_train_py_is_the_same_command(monkeypatch):
     seen = []
     monkeypatch.setattr(cli, "main", seen.append)
     monkeypatch.setattr(sys, "argv", ["train.py", "--steps=3"])
@@ -189,8 +182,8 @@ def test_a_fault_of_the_library_is_no_missing_extra(monkeypatch):
 
 
 def test_an_unknown_command_is_refused():
-    assert refusal("trian").startswith("error: command 'trian' is unknown; choose one of train")
-    assert (line := refusal("serve", "runs/0")).startswith("error: serve is no command: ")
+    assert refused("trian").startswith("error: command 'trian' is unknown; choose one of train")
+    assert (line := refused("serve", "runs/0")).startswith("error: serve is no command: ")
     assert all((ROOT / path).exists() for path in re.findall(r"docs/[\w/.]+\w", line))
     assert "docs/serving.md" in line
 
@@ -229,15 +222,7 @@ PLACES = ["callback", "suppressed", "compiled code"]
 
 @pytest.mark.parametrize("place", tiered(PLACES, quick=["compiled code"]))
 def test_ctrl_c_is_one_line_and_code_130(place):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, place],
-        capture_output=True,
-        cwd=ROOT,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert ran(INTERRUPTED, place, cwd=ROOT) == (130, "", "interrupted\n")
 
 
 def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
@@ -265,12 +250,12 @@ def test_output_that_cannot_be_written_is_one_line(monkeypatch, is_buffered):
     monkeypatch.setattr(cli, "run_command", lambda *_: print("a report"))
     with io.TextIOWrapper(open("/dev/full", "wb", -is_buffered), write_through=True) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert refusal("average") == "error: standard output: No space left on device"
+        assert refused("average") == "error: standard output: No space left on device"
 
 
 def test_an_error_of_the_system_names_the_file(monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "run_command", lambda *_: (tmp_path / ("x" * 300)).stat())
-    assert refusal("average") == f"error: {tmp_path / ('x' * 300)}: File name too long"
+    assert refused("average") == f"error: {tmp_path / ('x' * 300)}: File name too long"
 
 
 CLOSED = """
@@ -295,7 +280,7 @@ def test_closed_streams_are_no_files_of_others():
 @pytest.mark.parametrize(("stream", "option"), [("stdin", "--input"), ("stdout", "--output")])
 def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, stream, None)
-    assert f"is closed; name a file by {option}" in refusal("translate", str(tmp_path))
+    assert f"is closed; name a file by {option}" in refused("translate", str(tmp_path))
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - cli.PARSES_ITSELF))
@@ -334,7 +319,7 @@ def test_who_translates_exports_or_trains_a_model_asks_the_hub(command, tmp_path
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    assert refusal(command, *NAMING[command]).startswith("error: ")
+    assert refused(command, *NAMING[command]).startswith("error: ")
     assert bool(asked) == (command in ("translate", "export", "train", "prepare"))
 
 
@@ -354,7 +339,7 @@ def test_a_name_that_is_too_long_is_refused_before_any_work(command, tmp_path, m
         written_beside = "--output=" in options or command == "average"
         names = ("x" * 300, f"{'x' * 300}/output", *((LONG,) if written_beside else ()))
         for name in names:
-            line = refusal(command, *options.format(name).split())
+            line = refused(command, *options.format(name).split())
             assert re.match(r"error: .* cannot be written; .*File name too long", line)
             assert not list(tmp_path.iterdir())
 
@@ -367,7 +352,7 @@ def test_a_name_that_is_too_long_is_refused_before_any_work(command, tmp_path, m
     ],
 )
 def test_an_argument_that_cannot_be_shown_is_one_line(capsys, argument, message):
-    line = refusal("translate", "model", f"--overlong={argument}")
+    line = refused("translate", "model", f"--overlong={argument}")
     assert line.startswith("error: argument 3, '--overlong=")
     assert line.endswith(message)
     assert len(line) < 300
@@ -387,7 +372,9 @@ def test_a_value_in_a_message_is_cut_and_escaped(monkeypatch):
         raise InputError("x" * 5000, "second\nline \udcff")
 
     monkeypatch.setattr(cli, "run_command", refuse)
-    first, second = refusal("average").splitlines()
+    with pytest.raises(SystemExit) as left:
+        cli.main(["average"])
+    first, second = left.value.code.splitlines()
     assert first == f"error: {'x' * 700} ... {'x' * 290}"
     assert second == r"second\nline \udcff"
 

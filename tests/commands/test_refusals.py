@@ -4,11 +4,11 @@ import shlex
 
 import pytest
 
-from tests.commands.training import FILES, PLAIN, SMALL, refused, written
+from tests.commands.training import PLAIN, SMALL, TEXT, refused, written
 
 SIZES = [option for option in SMALL if not option.startswith("--vocab")]
 WORDS = {
-    "text": [f"--{name.replace('_', '-')}={name}" for name in FILES],
+    "text": TEXT,
     "small": SMALL,
     "sizes": SIZES,
     "plain": PLAIN,
@@ -19,6 +19,7 @@ WORDS = {
 }
 BOTH_SIDES = "valid_pairs=2 holds pairs out of the training text"
 HUGE = "1" + 23 * "0"
+NO_PARAMETERS = "bad.toml: Object missing required field `parameters` - at `$.rows[0]`"
 # By the fixture that writes the files and by the command: what is named, and what is said of it.
 REFUSED = {
     ("corpus", "train {text} {small}"): {
@@ -41,6 +42,7 @@ REFUSED = {
         "--preset=torch_nn": "token_embeddings='none'",
         "--output=source/model": "is not a writable directory",
         "--valid-pairs=2": BOTH_SIDES,
+        "--output=model --bleu-tokenization=13b": "bleu_tokenization='13b' must be one of",
     },
     ("corpus", "train --source=source --target=target {small}"): {
         "--valid-pairs=0": "valid_pairs=0 must be a whole number, at least 1",
@@ -118,6 +120,10 @@ REFUSED = {
         "--tokenizer=damaged.json": "damaged.json: damaged tokenizer file",
         "--tokenizer=bert": "bert: holds no tokenizer: neither",
     },
+    ("bad_models", "train {text} {small} --source=missing --output=thesis"): {
+        "": "thesis: exists already",
+        "--overwrite": "thesis: is not the output of a finished run",
+    },
     ("bad_models", "train {text} --output=on"): {
         "--teacher=base --tokenizer=other.json": "error: teacher=base has another tokenizer than "
         "the run; leave"
@@ -157,6 +163,22 @@ REFUSED = {
         "setting",
         "weights.pt out.pt --layout=torch_nn --config=preset.json": "preset.json: preset='x' is "
         "unknown",
+        "weights.pt out.pt --config=config.json --layout=bad.toml": f"error: {NO_PARAMETERS}",
+        "weights.pt out.pt {torch_nn} --output-layout=bad.toml": f"error: {NO_PARAMETERS}",
+    },
+    ("weights", "verify weights.pt {torch_nn}"): {
+        "--against=missing.safetensors": "error: missing.safetensors cannot be read",
+    },
+    ("among_recordings", "suggest"): {
+        "letters.safetensors --against letters.pt --output layout.txt": "must be a .toml file",
+        "letters.safetensors --against letters.pt --output no/l.toml": "in a folder that exists",
+        ".": "holds none of model.safetensors",
+        "letters.safetensors --drop heads.*": "drop='heads.*' is the name of no tensor",
+        "letters.safetensors --key model": "key='model' is for torch.save files",
+        "absent.pt": "absent.pt cannot be read",
+        "letters.safetensors --against letters.safetensors": "is no recording, it has ",
+        "letters.safetensors --against linear_bias.pt": "give the weights with which the recording",
+        "empty.pt": "the checkpoint holds no tensors",
     },
     ("systems", "evaluate"): {
         "better": "error: references=None: BLEU and chrF need them; name their file",
@@ -228,6 +250,7 @@ ROWS = [
 @pytest.mark.parametrize(("files", "line", "message"), ROWS)
 def test_bad_input_is_one_line_and_writes_nothing(files, line, message, request, capsys):
     request.getfixturevalue(files)
+    capsys.readouterr()  # what the programs that write the files have printed
     argv = shlex.split(line.format(**{name: shlex.join(words) for name, words in WORDS.items()}))
     before = written()
     assert message in refused(*argv)

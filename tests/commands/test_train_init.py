@@ -22,13 +22,12 @@ from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, read_origin, save
-from tests.commands.training import FILES, SMALL, WORDS, program, refusal
+from tests.commands.training import SMALL, TEXT, WORDS, program, refusal
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-TEXT = [f"--{name.replace('_', '-')}={name}" for name in FILES]
 LOG = "metrics.jsonl"
 SHORT = ["--steps=4", "--evaluation-interval=2", "--bucket-count=1", "--max-tokens=60"]
 RATE = ["--schedule=constant", "--learning-rate=0.01", "--warmup-steps=1"]

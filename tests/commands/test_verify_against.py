@@ -90,8 +90,3 @@ def test_a_fault_of_both_sides_is_seen_only_beside_the_program(recorded, verify,
     code, printed = run(*names)
     assert code == 0
     assert "note: this tests the conversion" in printed
-
-
-def test_a_file_that_is_missing_is_refused(recorded, verify):
-    code, _ = verify(recorded[0], CONFIG, "--against=missing.safetensors")
-    assert code.startswith("error: missing.safetensors cannot be read")

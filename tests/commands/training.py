@@ -2,10 +2,13 @@
 
 import gzip
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from jax_transformer import InputError
 from jax_transformer.commands import main as cli
+from jax_transformer.commands import train
 
 FILES = ("source", "target", "valid_source", "valid_target")
 SMALL = (
@@ -42,13 +45,26 @@ def write_corpus(directory):
         (directory / name).write_bytes(gzip.compress(content) if name == "source" else content)
 
 
+def named(files):
+    return [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+
+
+TEXT = named({name: name for name in FILES})
+
+
 def arguments(files, *options):
-    named = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
-    return [*named, *SMALL, *options]
+    return [*named(files), *SMALL, *options]
 
 
 def program(*argv):
     cli.main(["train", *argv])
+
+
+def checked(*argv):
+    """Run `train` up to its first step."""
+    stopped = mock.patch.object(train.loop, "train", side_effect=InputError("enough"))
+    with stopped, pytest.raises(SystemExit, match="enough"):
+        program(*argv)
 
 
 def written():

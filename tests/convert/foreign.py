@@ -92,11 +92,8 @@ class Attention(nn.Module):
         for name in names:
             self.add_module(name, nn.Linear(width, width, bias=bias))
 
-    def projections(self):
-        return [getattr(self, name) for name in self.names]
-
     def forward(self, x, memory, mask):
-        query, key, value, output = self.projections()
+        query, key, value, output = (getattr(self, name) for name in self.names)
         heads = (split(part, self.heads) for part in (query(x), key(memory), value(memory)))
         return output(merge(attend(*heads, mask)))
 

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -13,12 +12,14 @@ from jax_transformer import apply
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.transfer import to_params
+from jax_transformer.training.freeze import merged, trainable
 from jax_transformer.training.objective import cross_entropy
 from tests.convert.families.case import (
     CASES,
     as_inputs,
     case_of,
     foreign_model,
+    forward,
     ragged_tokens,
     widened,
 )
@@ -45,37 +46,29 @@ def batches(config):
 
 @functools.partial(jax.jit, static_argnums=0)
 def train(config, params, src, tgt_in, labels):
-    """Return the gradients of the first step, and the logits of the first batch after the last."""
+    """Return the gradients of the first step, and what is trained after the last."""
     optimizer = optax.adam(RATE)
 
-    def loss(params, src, tgt_in, labels):
-        logits = apply(params, config, src, tgt_in)
+    def loss(trained, src, tgt_in, labels):
+        logits = apply(merged(params, trained), config, src, tgt_in)
         total, count = cross_entropy(logits, labels, config.pad_id)
-        return total / count, logits
+        return total / count
 
     def step(carry, batch):
-        params, state = carry
-        gradient, logits = jax.grad(loss, has_aux=True)(params, *batch)
-        updates, state = optimizer.update(gradient, state)
-        return (optax.apply_updates(params, updates), state), (gradient, logits)
+        trained, state = carry
+        gradients = jax.grad(loss)(trained, *batch)
+        updates, state = optimizer.update(gradients, state)
+        return (optax.apply_updates(trained, updates), state), gradients
 
-    start = params, optimizer.init(params)
-    batches = [jnp.concatenate([ids, ids[:1]]) for ids in (src, tgt_in, labels)]
-    _, (gradients, logits) = jax.lax.scan(step, start, batches)
-    return jax.tree.map(lambda leaf: leaf[0], gradients), logits[-1]
+    start = trainable(params, ())
+    carry = start, optimizer.init(start)
+    (trained, _), gradients = jax.lax.scan(step, carry, (src, tgt_in, labels))
+    return jax.tree.map(lambda leaf: leaf[0], gradients), trained
 
 
-def train_in_torch(model, config, src, tgt_in, labels):
-    """Return the gradients of the first step by name, and the logits after the last."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            module.padding_idx = None  # padding may begin targets: here it is trained like others
-    trained = {name: leaf for name, leaf in model.named_parameters() if leaf.requires_grad}
-    for name, buffer in model.named_buffers():
-        if name == "final_logits_bias":
-            trained[name] = buffer.requires_grad_()
-    optimizer = torch.optim.Adam(trained.values(), RATE)
-    gradients = {}
+def train_in_torch(model, trained, config, src, tgt_in, labels):
+    """Make the steps in place; return the gradients of the first one by name."""
+    optimizer, gradients = torch.optim.Adam(trained.values(), RATE), {}
     for step in range(STEPS):
         optimizer.zero_grad()
         logits = run_in_torch(model, config, src[step], tgt_in[step])
@@ -85,7 +78,7 @@ def train_in_torch(model, config, src, tgt_in, labels):
         ).backward()
         gradients = gradients or {name: leaf.grad.clone() for name, leaf in trained.items()}
         optimizer.step()
-    return gradients, run_in_torch(model, config, src[0], tgt_in[0])
+    return gradients
 
 
 def run_in_torch(model, config, src, tgt_in):
@@ -101,12 +94,20 @@ def test_gradients_and_twenty_steps_of_adam(name, dtype):
     valid = data[1][0] != config.pad_id  # outputs at padding are not defined
 
     def ours(params):
-        gradients, logits = train(config, params, *data)
-        return gradients, np.asarray(logits)[valid]
+        gradients, trained = train(config, params, *data)
+        return gradients, np.asarray(forward(trained, config, data[0][0], data[1][0]))[valid]
 
     def theirs(model):
-        gradients, logits = train_in_torch(model, config, *data)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                module.padding_idx = None  # padding may begin targets: here it is trained, too
+        trained = {key: leaf for key, leaf in model.named_parameters() if leaf.requires_grad}
+        for key, buffer in model.named_buffers():
+            if key == "final_logits_bias":
+                trained[key] = buffer.requires_grad_()
+        gradients = train_in_torch(model, trained, config, *data)
         expected, _ = to_params(gradients, config, FAMILIES[name].layout, buffers=False)
+        logits = run_in_torch(model, config, data[0][0], data[1][0])
         return expected, logits.detach().numpy()[valid]
 
     wide_model = widened(model, name)  # before training

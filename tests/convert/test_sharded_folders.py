@@ -42,17 +42,13 @@ def home(tmp_path_factory):
 
 
 def assert_loads_in_transformers(folder, home):
-    models = []
+    states, model_class = [], transformers.PegasusForConditionalGeneration
     for path in (folder, home):
-        model, report = transformers.PegasusForConditionalGeneration.from_pretrained(
-            path, output_loading_info=True
-        )
+        model, report = model_class.from_pretrained(path, output_loading_info=True)
         assert not any(report.values()), report
-        models.append(model)
-    assert models[0].dtype == torch.bfloat16
-    states = [model.state_dict() for model in models]
-    for name in states[0]:
-        assert torch.equal(states[0][name], states[1][name]), name
+        assert model.dtype == torch.bfloat16
+        states.append(model.state_dict())
+    assert_same_tensors(*states)
 
 
 def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, capsys):

@@ -42,6 +42,14 @@ def test_an_operation_may_name_fields_of_the_config():
     assert foreign[1, 2, 5] == kernel[5, 14 + 2]
 
 
+def with_rows(config, *rows):
+    """Return a layout of these rows, and of one row for each other parameter."""
+    paths = (re.escape(path).replace(r"\{i\}", r"\d+") for row in rows for path in row.paths)
+    pattern = "|".join(paths)
+    others = (path for path in parameter_shapes(config) if not re.fullmatch(pattern, path))
+    return Layout("x", (*rows, *(Row(path, path) for path in others)))
+
+
 PROJECTIONS = tuple(f"encoder/layers_0/self_attention/{name}" for name in ("query", "key", "value"))
 
 
@@ -50,8 +58,7 @@ def stacked(leaf, stack, operation=convert.identity, config=None):
     config = config or small_config("pre_norm", d_kv=5)
     paths = tuple(f"{path}/{leaf}" for path in PROJECTIONS)
     row = Row("fused", paths, operation, stack=stack)
-    rows = tuple(Row(path, path) for path in parameter_shapes(config) if path not in paths)
-    pairs = expand(Layout("x", (row, *rows)), config)
+    pairs = expand(with_rows(config, row), config)
     return config, next(pair for pair in pairs if pair.foreign == "fused")
 
 
@@ -109,18 +116,10 @@ def test_a_stack_and_its_parts_give_the_same_bits(stack, transposed, sizes, axes
     assert same_bits(pair.write(parameters), foreign)
 
 
-def with_row(config, row):
-    """Return a layout of this row, and of one row for each other parameter."""
-    shapes = parameter_shapes(config)
-    pattern = "|".join(re.escape(path).replace(r"\{i\}", r"\d+") for path in row.paths)
-    others = (path for path in shapes if not re.fullmatch(pattern, path))
-    return Layout("x", (row, *(Row(path, path) for path in others)))
-
-
 def test_one_tensor_may_be_two_parameters_that_are_equal():
     config = small_config("bart")
     paths = ("source_positions/embedding", "target_positions/embedding")
-    layout = with_row(config, Row("places", paths, Operation(shape=(1, -1, 42)), stack="copies"))
+    layout = with_rows(config, Row("places", paths, Operation(shape=(1, -1, 42)), stack="copies"))
     params = random_params(config)
     message = f"{paths[1]}.*differs from {paths[0]}: places is one"
     with pytest.raises(ConversionError, match=message):
@@ -132,7 +131,7 @@ def test_one_tensor_may_be_two_parameters_that_are_equal():
     assert all(map(same_bits, jax.tree.leaves(back), jax.tree.leaves(params)))
     paths = ("source_positions/embedding", "encoder/layers_0/feed_forward/inner/kernel")
     with pytest.raises(InputError, match=r"'places' cannot stack .* stack='copies'"):
-        expand(with_row(config, Row("places", paths, stack="copies")), config)
+        expand(with_rows(config, Row("places", paths, stack="copies")), config)
 
 
 @pytest.mark.parametrize("leaf", ["kernel", "bias"])
@@ -141,7 +140,7 @@ def test_one_parameter_may_be_a_tensor_for_each_head(leaf, transposed):
     config = small_config("bart", d_kv=5)
     paths = tuple(f"encoder/layers_{{i}}/self_attention/{name}/{leaf}" for name in ("query", "key"))
     operation = Operation(transposed and leaf == "kernel")
-    layout = with_row(config, Row("{i}.heads.{head}.qk", paths, operation))
+    layout = with_rows(config, Row("{i}.heads.{head}.qk", paths, operation))
     params = random_params(config)
     tensors, _ = convert.to_tensors(params, config, layout)
     for layer, head in ((0, 0), (1, 2)):
@@ -165,7 +164,7 @@ def test_heads_that_a_parameter_cannot_have_are_refused():
     ):
         row = Row("heads.{head}", path)
         with pytest.raises(InputError, match=rf"1024 heads.*, not num_heads={config.num_heads}"):
-            expand(with_row(config, row), config)
+            expand(with_rows(config, row), config)
     with pytest.raises(InputError, match=r"must hold the same {words}"):
         Row("x", "encoder/norm/scale_{head}")
 
@@ -174,9 +173,8 @@ def test_one_stack_in_two_orders_is_two_tensors():
     """Tied copies may be stacked in different ways; each is written in its own."""
     config = small_config("pre_norm")
     paths = tuple(f"{path}/kernel" for path in PROJECTIONS)
-    copies = [Row(stack, paths, transpose, stack=stack) for stack in ("rows", "heads")]
-    plain = (Row(path, path) for path in parameter_shapes(config) if path not in paths)
-    layout = Layout("x", (*copies, *plain))
+    copies = (Row(stack, paths, transpose, stack=stack) for stack in ("rows", "heads"))
+    layout = with_rows(config, *copies)
     tensors, _ = convert.to_tensors(random_params(config), config, layout)
     assert not same_bits(tensors["rows"], tensors["heads"])
     _, report = convert.to_params(tensors, config, layout)
@@ -198,10 +196,9 @@ def test_a_stack_that_cannot_be_and_words_on_one_side_are_refused():
         stacked("kernel", "heads", transpose, shared)
     config = small_config("pre_norm")
     paths = tuple(f"encoder/layers_0/feed_forward/{name}/kernel" for name in ("inner", "outer"))
-    plain = [Row(path, path) for path in parameter_shapes(config) if path not in paths]
     for stack in ("rows", "columns"):
         with pytest.raises(InputError, match=rf"'x' cannot stack .* stack='{stack}'"):
-            expand(Layout("x", (Row("x", paths, stack=stack), *plain)), config)
+            expand(with_rows(config, Row("x", paths, stack=stack)), config)
 
 
 def test_a_word_stands_for_one_name_and_not_for_a_path():

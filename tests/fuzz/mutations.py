@@ -51,9 +51,7 @@ MODEL_FIELDS = (
 def changed_tokenizer(draw: Draw, data: bytes) -> bytes:
     """Give a tokenizer.json a part that its format has."""
     described = json.loads(data)
-    part = draw(
-        st.sampled_from(("normalizer", "decoder", "pre_tokenizer", "added_tokens", "model"))
-    )
+    part = draw(st.sampled_from(PARTS))
     if part == "model":
         described[part] = described.get(part, {}) | draw(st.sampled_from(MODEL_FIELDS))
     elif part == "added_tokens":

@@ -48,26 +48,22 @@ class Comparison:
 
     def ids(self):
         """Compare the ids of the odd lines, and the text of these ids."""
-        tokenizer, self.theirs = self.loaded[2], their_tokenizer(self.path)
+        tokenizer, theirs = self.loaded[2], their_tokenizer(self.path)
         if self.row.languages:
-            self.theirs.src_lang, self.theirs.tgt_lang = self.row.languages
-        self.different, self.refused = [], []
+            theirs.src_lang, theirs.tgt_lang = self.row.languages
+        different = refused = 0
         for line in LINES:
             line = self.row.start + line
-            ids = self.theirs(line).input_ids
-            text = self.theirs.decode(ids, skip_special_tokens=True)
+            ids = theirs(line).input_ids
+            text = theirs.decode(ids, skip_special_tokens=True)
             try:
                 found = tokenizer.encode_source([line])[0]
-            except InputError as error:
-                self.refused.append((line, str(error)))
+            except InputError:
+                refused += 1
                 continue
-            if (found, tokenizer.decode(ids)) != (ids, text):
-                self.different.append((line, found, ids, tokenizer.decode(ids), text))
-        cells = []
-        for count, words in ((len(self.different), "differ"), (len(self.refused), "refused")):
-            if count:
-                cells.append(f"{count} {words}")
-        return ", ".join(cells) or "equal"
+            different += (found, tokenizer.decode(ids)) != (ids, text)
+        counts = (different, "differ"), (refused, "refused")
+        return ", ".join(f"{count} {words}" for count, words in counts if count) or "equal"
 
     def greedy(self):
         config = self.config
@@ -99,12 +95,11 @@ class Comparison:
         found = quick_generate(self.params, config, self.src, **options)
         inputs = as_inputs(config, self.src)
         expected = self.model.generate(**inputs, **theirs)[:, 1:].tolist()
-        self.targets, different = [], 0
+        different = 0
         for row, length, tokens in zip(found.tokens, found.lengths, expected, strict=True):
             ours = row[0, : int(length[0])].tolist()
             rest = tokens[len(ours) :]
             different += tokens[: len(ours)] != ours or any(i != config.pad_id for i in rest)
-            self.targets.append((ours, tokens))
         return f"{different} differ" if different else "equal"
 
     def back(self):

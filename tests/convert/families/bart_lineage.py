@@ -140,6 +140,7 @@ CASES = {
             {"norm_placement": "post"},
             {"final_norm": False},
             {"position_offset": 0},
+            {"position_rounding": "float16"},
         ),
         tables={"embed_positions.weights": tensor2tensor_sinusoids},
     ),

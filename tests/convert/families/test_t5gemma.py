@@ -14,7 +14,7 @@ import torch
 
 from jax_transformer import TransformerConfig, Translator, apply, encode
 from jax_transformer.commands import main as cli
-from jax_transformer.convert import adapt, to_tensors
+from jax_transformer.convert import adapt, to_params
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_to_json, notes
 from jax_transformer.convert.generation_config import generation_options
@@ -36,6 +36,7 @@ from tests.convert.tools import same_bits
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
 from tests.parity.ladder import ROUNDED, bound, error, score_error
+from tests.parity.measure import gradient_errors, worst
 from tests.tiers import tiered, tiered_rows
 from tests.tokenizers.class_folders import write_gemma
 from tests.tokenizers.sentencepiece_models import text
@@ -413,21 +414,20 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_gradients(float64, name):
-    model = random_model(name, 3)
+    model, family = random_model(name, 3), FAMILIES[name]
     config, params = from_huggingface(model)
     src, tgt = ragged(config, 3)
     weights = np.random.default_rng(4).normal(size=(*tgt.shape, config.tgt_vocab_size))
     own = jax.grad(lambda params: (forward(params, config, src, tgt) * weights).sum())(params)
-    found, _ = to_tensors(own, config, FAMILIES[name].layout, buffers=False)
     logits = model(
         **as_inputs(config, src), decoder_input_ids=torch.tensor(tgt, dtype=torch.int64)
     ).logits
     (logits * torch.tensor(weights)).sum().backward()
-    count = 0
-    for key, leaf in model.named_parameters():
-        if leaf.grad is not None and not FAMILIES[name].lacks(key):
-            largest = float(leaf.grad.abs().max())
-            apart = np.abs(found[FAMILIES[name].full_name(key)] - leaf.grad.numpy()).max()
-            assert apart <= bound("gradient", "float64") * max(largest, 1e-3), key
-            count += 1
-    assert count == len({id(tensor) for tensor in found.values()})
+    theirs = {
+        family.full_name(key): leaf.grad
+        for key, leaf in model.named_parameters()
+        if not family.lacks(key)
+    }
+    expected, _ = to_params(theirs, config, family.layout, buffers=False)
+    leaf, apart = worst(gradient_errors(own, expected))
+    assert apart <= bound("gradient", "float64"), leaf
