@@ -24,9 +24,10 @@ from jax_transformer.model.transformer import Params
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.storage.hub import local_folder
-from jax_transformer.storage.marian_files import is_marian
+from jax_transformer.storage.marian_files import SPM, is_marian
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer, parse_byte_pair, read_files
 from jax_transformer.tokenizers.readers.library import MOST_IDS, read_usual_names
+from jax_transformer.tokenizers.readers.marian import read_marian_tokenizer
 from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from jax_transformer.translation.model_folder import (
     GENERATION,
@@ -183,8 +184,11 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a tokenizer.json with usual names of special tokens, or in a folder.
 
     The folder has such a file, or source.spm, target.spm and vocab.json, or is that of a model of
-    this library or of a known family of Hugging Face, whose weights are not read.
+    this library, of Marian or of a known family of Hugging Face, whose weights are not read. A
+    sentencepiece model in .spm is a vocabulary of Marian.
     """
+    if path.suffix == SPM and not path.is_dir():
+        return read_marian_tokenizer([path, path])
     if not (
         os.path.isdir(path) or is_marian(path)
     ):  # unlike Path.is_dir, it takes a name of any length

@@ -64,6 +64,13 @@ def find_files(path: Path) -> MarianFiles:
     return MarianFiles(models[0], vocabularies, decoder, found[0] if found else None)
 
 
+def vocabularies_of(path: Path) -> list[Path]:
+    """Return the vocabularies of the source and the target of a model; refuse one without any."""
+    if found := find_files(path).vocabularies:
+        return found
+    raise InputError(f"{path}: holds no vocabulary in {', '.join((SPM, *MAPPINGS))}")
+
+
 def _models_in(folder: Path) -> list[Path]:
     paths = sorted(folder.glob(f"*{NPZ}"))
     return [path for path in paths if not path.name.endswith(_OF_TRAINING)]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.storage.marian_files import vocabularies_of
 from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
     M2M100_CODES,
@@ -261,7 +262,7 @@ CLASSES = {
     # No class of transformers: the vocabularies of Marian's own folders.
     "MarianVocabulary": TokenizerClass(
         formats=(Format(SENTENCEPIECE, ()),),
-        reader=lambda folder, config, *_: read_marian_tokenizer(folder, config.pad_id),
+        reader=lambda path, config, *_: read_marian_tokenizer(vocabularies_of(path), config.pad_id),
         settings=None,
     ),
     # T5, ByT5 and Pegasus: EOS after the text.

@@ -5,13 +5,14 @@ OPUS-MT. Text is split as Marian splits it: a special token in a line is text, o
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jax_transformer.errors import InputError
-from jax_transformer.storage.marian_files import MAPPINGS, SPLITTERS, SPM, find_files
+from jax_transformer.storage.marian_files import MAPPINGS, SPLITTERS, SPM
 from jax_transformer.storage.yaml_file import read_words
+from jax_transformer.tokenizers.readers.library import MOST_IDS
 from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     read_files,
@@ -58,12 +59,15 @@ def read_marian_vocabulary(path: Path, size: int) -> Vocabulary:
     return Vocabulary(ids, eos_id, unk_id)
 
 
-def read_marian_tokenizer(path: Path, pad_id: int) -> Tokenizer:
-    """Return the tokenizer in the vocabularies of a folder; `pad_id` is behind all their ids."""
-    if not (paths := find_files(path).vocabularies):
-        raise InputError(f"{path}: holds no vocabulary in {', '.join((SPM, *MAPPINGS))}")
+def read_marian_tokenizer(paths: Sequence[Path], size: int = MOST_IDS) -> Tokenizer:
+    """Return the tokenizer in the vocabularies of the source and the target.
+
+    Args:
+        size: Rows of the model's tables, without that of padding.
+    """
     folder = paths[0].parent
-    source, target = (read_marian_vocabulary(path, pad_id) for path in paths)
+    source, target = (read_marian_vocabulary(path, size) for path in paths)
+    pad_id = max(*source.ids.values(), *target.ids.values()) + 1 if size == MOST_IDS else size
     if source[1:] != target[1:]:
         raise InputError(
             f"{folder}: </s> and <unk> have the ids {source[1:]} in {paths[0].name} and "

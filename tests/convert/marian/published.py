@@ -15,7 +15,7 @@ PUBLISHED = {
     "student_top": SSRU | {"transformer-postprocess-top": "n"},
     "top": {"transformer-postprocess-top": "n"},
     "rms": {"transformer-postprocess": "dar", "transformer-postprocess-top": "r"},
-    "no_dropout": {"transformer-postprocess": "an", "transformer-postprocess-emb": ""},
+    "no_dropout": {"transformer-postprocess": "an", "transformer-postprocess-emb": "n"},
     "late_dropout": {"transformer-postprocess": "and"},
     "embedding_norm": {"transformer-postprocess-emb": "nd"},
     "no_projection": {"transformer-no-projection": True},

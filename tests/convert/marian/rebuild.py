@@ -35,7 +35,8 @@ OPTIONS = {
     "input-types": [],
     "version": "v1.12.42",
 }
-WORDS = 11
+VOCABULARY = ["</s>", "<unk>", "on", "null", "a", "man", '"', "#", "ü", "1", "5:30"]
+WORDS = len(VOCABULARY)
 
 
 def softmax(x):
@@ -44,8 +45,8 @@ def softmax(x):
 
 
 class Marian:
-    def __init__(self, options=(), seed=0):
-        self.options = OPTIONS | dict(options)
+    def __init__(self, options=(), seed=0, words=WORDS):
+        self.options, self.words = OPTIONS | dict(options), words
         self.params, self.random = {}, np.random.default_rng(seed)
 
     def param(self, name, *shape):
@@ -124,7 +125,7 @@ class Marian:
         all_tied = options["tied-embeddings-all"]
         shared = all_tied or options["tied-embeddings-src"]
         tables = ["Wemb"] * 2 if shared else ["encoder_Wemb", "decoder_Wemb"]
-        sources, targets = (self.param(name, WORDS, width) for name in tables)
+        sources, targets = (self.param(name, self.words, width) for name in tables)
         d_ff = options["transformer-dim-ffn"]
         x = self.embed(sources[source], "encoder")
         for layer in range(1, options["enc-depth"] + 1):
@@ -143,20 +144,21 @@ class Marian:
             x = self.feed_forward(f"decoder_l{layer}_ffn", x, inner)
         x = self.apply(options["transformer-postprocess-top"], "decoder_top", x)
         tied = all_tied or options["tied-embeddings"]
-        table = targets if tied else self.param("decoder_ff_logit_out_Wt", WORDS, width)
+        table = targets if tied else self.param("decoder_ff_logit_out_Wt", self.words, width)
         y = x @ table.T
         return (
-            y if options["output-omit-bias"] else y + self.param("decoder_ff_logit_out_b", 1, WORDS)
+            y
+            if options["output-omit-bias"]
+            else y + self.param("decoder_ff_logit_out_b", 1, self.words)
         )
 
-    def save(self, folder: Path, vocabulary=None):
+    def save(self, folder: Path):
         """Write a folder as Marian does; all parameters exist after the first logits."""
         self.logits([3, 0], [4, 0])
         text = yaml.safe_dump(self.options).encode() + b"\0"
         entries = {"special:model.yml": np.frombuffer(text, np.int8)}
         folder.mkdir(exist_ok=True)
         np.savez(folder / "model.npz", **self.params, **entries)
-        words = ["</s>", "<unk>", "on", "null", "a", "man", '"', "#", "ü", "1", "5:30"]
-        lines = [f"{yaml.safe_dump(word).splitlines()[0]}: {i}" for i, word in enumerate(words)]
-        (folder / "vocab.yml").write_text(vocabulary or "\n".join(lines) + "\n")
+        words = (yaml.safe_dump(word).splitlines()[0] for word in VOCABULARY)
+        (folder / "vocab.yml").write_text("".join(f"{w}: {i}\n" for i, w in enumerate(words)))
         return folder

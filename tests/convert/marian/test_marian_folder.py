@@ -1,18 +1,23 @@
 """Marian's own folders, read and written: against Marian's results and a rebuild in numpy."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 
 import jax_transformer
+from jax_transformer.commands.main import main
 from jax_transformer.convert import from_huggingface, to_huggingface
 from jax_transformer.convert.huggingface import load_folder
+from jax_transformer.runs.model_settings import read_tokenizer
 from tests.convert.marian.published import PUBLISHED
 from tests.convert.marian.rebuild import Marian
 from tests.tiers import tiered_rows
+from tests.tokenizers.sentencepiece_models import text, train
 
 HERE = Path(__file__).parent
 TRAINED = ["self_attention", "ssru"]
@@ -66,3 +71,94 @@ def test_a_folder_that_is_written_is_read_equal(name, options, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again[1], params)
     lines = ["a man on null", ' "  #', "5:30 ü </s> unknown"]
     assert again[2].encode_source(lines) == tokenizer.encode_source(lines)
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    """A sentencepiece model, whose pieces have its own ids."""
+    path = tmp_path_factory.mktemp("pieces") / "vocab.spm"
+    path.write_bytes(train(text(5), 130))
+    return path
+
+
+def folder_of(size, folder):
+    """A folder of Marian whose tables have `size` rows, without a vocabulary."""
+    marian = Marian(words=size)
+    marian.save(folder)
+    (folder / "vocab.yml").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["spm", "two_spm", "opus_mt"])
+def test_sentencepiece_vocabularies_are_read_and_written(kind, pieces, tmp_path):
+    model = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
+    folder, content = folder_of(model.get_piece_size(), tmp_path / "model"), pieces.read_bytes()
+    ids = {model.id_to_piece(i): i for i in range(model.get_piece_size())}
+    if kind == "spm":
+        (folder / "vocab.deen.spm").write_bytes(content)
+    elif kind == "two_spm":
+        for side in ("src", "trg"):
+            (folder / f"vocab.{side}.spm").write_bytes(content)
+    else:  # the pieces have other ids than in the model
+        last = len(ids) - 1
+        ids = {piece: i if piece in ("</s>", "<unk>") else last - i for piece, i in ids.items()}
+        ids = dict(zip(sorted(ids, key=ids.get), range(len(ids)), strict=True))
+        for name in ("source.spm", "target.spm"):
+            (folder / name).write_bytes(content)
+        lines = [f"{json.dumps(piece)}: {i}" for piece, i in ids.items()]
+        (folder / "opus.spm32k-spm32k.vocab.yml").write_text("\n".join(lines))
+        (folder / "decoder.yml").write_text("vocabs: [opus.spm32k-spm32k.vocab.yml]\n")
+    lines = ["ein Mann </s> und", "  x 7 ", "<unk> €", "Straße"]
+    encoded = [
+        [ids[piece] if piece in ids else ids["<unk>"] for piece in model.encode(line, out_type=str)]
+        for line in lines
+    ]
+    config, params, tokenizer, generation = load_folder(folder)
+    assert tokenizer.encode_source(lines) == [[*row, ids["</s>"]] for row in encoded]
+    assert generation["banned_tokens"] == (ids["<unk>"],)
+    assert [tokenizer.decode(row) for row in tokenizer.encode_target(lines[:1])] == [
+        model.decode(model.encode(lines[0]))
+    ]
+    to_huggingface(params, config, tmp_path / "o", family="marian_npz", tokenizer=tokenizer)
+    written = {path.name for path in (tmp_path / "o").iterdir()} - {"model.npz", "decoder.yml"}
+    of_pieces = {"source.spm", "target.spm", "vocab.yml"}
+    assert written == (of_pieces if kind == "opus_mt" else {"vocab.spm"})
+    again = load_folder(tmp_path / "o")
+    assert again[0] == config
+    assert again[2].encode_target(lines) == tokenizer.encode_target(lines)
+    assert again[3]["beam_size"] == 6
+    if kind == "spm":
+        assert read_tokenizer(pieces).encode_source(lines) == tokenizer.encode_source(lines)
+
+
+def test_the_file_of_the_weights_is_the_folder(tmp_path):
+    path = HERE / "ssru" / "model.npz"
+    of_file, of_folder = jax_transformer.load(path), jax_transformer.load(path.parent)
+    assert of_file.config == of_folder.config
+    jax.tree.map(np.testing.assert_array_equal, of_file.params, of_folder.params)
+
+
+def test_a_trained_model_goes_home_with_the_search_of_its_folder(tmp_path):
+    pairs = [("Ein Mann spielt .", "A man is in a black shirt .")] * 8
+    home = HERE / "self_attention"
+    settings = {"init": home, "steps": 3, "schedule": "constant"}
+    jax_transformer.train(pairs, tmp_path / "run", **settings, learning_rate=0.01)
+    back = tmp_path / "back"
+    main(["convert", str(tmp_path / "run"), str(back), "--output-layout=marian_npz"])
+    before, after = jax_transformer.load(home), jax_transformer.load(back)
+    trained = jax_transformer.load(tmp_path / "run")
+    assert after.config == dataclasses.replace(trained.config, max_length=after.config.max_length)
+    assert dict(after.generation) == dict(before.generation)
+    table, again = (each.params["token_embedding"]["embedding"] for each in (trained, after))
+    assert not np.array_equal(table, before.params["token_embedding"]["embedding"])
+    np.testing.assert_array_equal(table[:-1], again[:-1])  # the last row is that of padding
+
+
+def test_targets_end_by_the_length_of_the_source():
+    translator = jax_transformer.Translator(HERE / "self_attention")
+    lines = ["Ein Mann", "Eine Frau sitzt auf einem Mann und"]
+    for factor in (1.0, 2.0):
+        options = {"banned_tokens": (0,), "max_length_factor": factor, "beam_size": 1}
+        results = translator(lines, **options)
+        lengths = [int(factor * (len(line.split()) + 1)) for line in lines]
+        assert [len(result.tokens) for result in results] == lengths
