@@ -62,6 +62,13 @@ class LayerCache(NamedTuple):
     cross_attention: AttentionCache | None
 
 
+class RecurrenceCache(NamedTuple):
+    """Keys and values of the memory, and the state of each hypothesis, in at least float32."""
+
+    cross_attention: AttentionCache
+    state: Float[Array, "B N D"]
+
+
 class StepPosition(NamedTuple):
     """Where a decoding step is.
 

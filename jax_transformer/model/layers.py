@@ -25,6 +25,7 @@ from jax_transformer.config import NormPlacement, TransformerConfig
 from jax_transformer.kernels.cached_attention import (
     AttentionCache,
     LayerCache,
+    RecurrenceCache,
     StepPosition,
     attend_to_cache,
     cached_keys,
@@ -521,8 +522,8 @@ class DecoderLayer(nn.Module):
         memory: Float[Array, "B S M"] | None,
         context: AttentionContext = NO_CONTEXT,
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
-        cache: LayerCache | None = None,
-    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
+        cache: LayerCache | RecurrenceCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | RecurrenceCache | None]:
         """Return the layer's output, and the cache with the keys and values of `x` written.
 
         Args:

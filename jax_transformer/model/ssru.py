@@ -7,8 +7,6 @@ twin in PyTorch is `torch_reference.ssru`.
 Letters in shapes: B batch, N hypotheses, T targets, S source length, D d_model, M the memory's.
 """
 
-from typing import NamedTuple
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,20 +14,13 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.kernels.cached_attention import AttentionCache
+from jax_transformer.kernels.cached_attention import RecurrenceCache
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.model.layers import AttentionContext, DecoderLayer, Linear, Residual
 from jax_transformer.runtime.sharding import shard_rows
 
 Steps = tuple[Float[Array, "*shape"], Float[Array, "*shape"]]  # factors of states, and summands
-
-
-class RecurrenceCache(NamedTuple):
-    """Keys and values of the memory, and the state of each hypothesis, in at least float32."""
-
-    cross_attention: AttentionCache
-    state: Float[Array, "B N D"]
 
 
 class SSRU(nn.Module):

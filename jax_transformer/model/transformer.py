@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.cached_attention import LayerCache, StepPosition
+from jax_transformer.kernels.cached_attention import LayerCache, RecurrenceCache, StepPosition
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
@@ -42,7 +42,7 @@ from jax_transformer.model.self_over_memory import (
     SelfOverMemoryLayer,
     check_equal_lengths,
 )
-from jax_transformer.model.ssru import RecurrenceCache, SSRULayer
+from jax_transformer.model.ssru import SSRULayer
 from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
 

@@ -52,9 +52,12 @@ KEPT = np.arange(LENGTH) < np.array([[4], [11], [1]])
 MASKS = {
     "none": (None, True),
     "causal": (SegmentMask(None, causal=True), True),
-    "packed": (SegmentMask(SEGMENTS, SEGMENTS, causal=True), ~STARTS & (SEGMENTS > 0)),
+    "packed": (
+        SegmentMask(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS), causal=True),
+        ~STARTS & (SEGMENTS > 0),
+    ),
     # The first position of the padding may still attend to the last token.
-    "padding": (SegmentMask(KEPT, causal=True), np.roll(KEPT, 1, axis=1)),
+    "padding": (SegmentMask(jnp.asarray(KEPT), causal=True), np.roll(KEPT, 1, axis=1)),
     "array of keys": (KEPT[:, None, None], np.roll(KEPT, 1, axis=1)),
     "array": (np.tril(KEPT[:, None, None] & np.ones((LENGTH, 1), bool)), np.roll(KEPT, 1, axis=1)),
     "nothing": (np.zeros((1, 1, 1, 1), bool), False),
