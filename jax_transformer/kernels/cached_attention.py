@@ -63,12 +63,7 @@ class LayerCache(NamedTuple):
 
 
 class RecurrenceCache(NamedTuple):
-    """What a recurrent decoder layer keeps.
-
-    Attributes:
-        cross_attention: Keys and values of the memory.
-        state: Of each hypothesis, in at least float32.
-    """
+    """Keys and values of the memory, and the state of each hypothesis, in at least float32."""
 
     cross_attention: AttentionCache
     state: Float[Array, "B N D"]

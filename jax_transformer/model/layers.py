@@ -524,7 +524,7 @@ class DecoderLayer(nn.Module):
         src_mask: Bool[Array, "#B #H #T #S"] | SegmentMask | None = None,
         cache: LayerCache | RecurrenceCache | None = None,
     ) -> tuple[Float[Array, "B T D"], LayerCache | RecurrenceCache | None]:
-        """Return the layer's output, and the cache with the step of `x` written.
+        """Return the layer's output, and the cache with the keys and values of `x` written.
 
         Args:
             memory: What the cross-attention reads; not read with a cache, which holds its keys

@@ -41,7 +41,12 @@ def setting(length=LENGTH, dtype=np.float64):
     params = random_params(config, dtype=dtype)["decoder"]["layers_0"]["recurrence"]
     x = np.random.default_rng(1).normal(size=(BATCH, length, config.d_model)).astype(dtype)
     module = ssru.SSRU(config)
-    return jax.jit(lambda *inputs: module.apply({"params": params}, *inputs)), params, x
+
+    @jax.jit
+    def run(params, x, mask):
+        return module.apply({"params": params}, x, mask)
+
+    return run, params, x
 
 
 SEGMENTS = np.array(
@@ -52,9 +57,12 @@ KEPT = np.arange(LENGTH) < np.array([[4], [11], [1]])
 MASKS = {
     "none": (None, True),
     "causal": (SegmentMask(None, causal=True), True),
-    "packed": (SegmentMask(SEGMENTS, SEGMENTS, causal=True), ~STARTS & (SEGMENTS > 0)),
+    "packed": (
+        SegmentMask(jnp.asarray(SEGMENTS), jnp.asarray(SEGMENTS), causal=True),
+        ~STARTS & (SEGMENTS > 0),
+    ),
     # The first position of the padding may still attend to the last token.
-    "padding": (SegmentMask(KEPT, causal=True), np.roll(KEPT, 1, axis=1)),
+    "padding": (SegmentMask(jnp.asarray(KEPT), causal=True), np.roll(KEPT, 1, axis=1)),
     "array of keys": (KEPT[:, None, None], np.roll(KEPT, 1, axis=1)),
     "array": (np.tril(KEPT[:, None, None] & np.ones((LENGTH, 1), bool)), np.roll(KEPT, 1, axis=1)),
     "nothing": (np.zeros((1, 1, 1, 1), bool), False),
@@ -65,7 +73,7 @@ MASKS = {
 def test_states_are_those_of_a_loop_that_begins_anew_in_each_segment(kind, x64):
     mask, continues = MASKS[kind]
     run, params, x = setting()
-    found = run(x, jax.tree.map(jnp.asarray, mask))
+    found = run(params, x, jax.tree.map(jnp.asarray, mask))
     expected = by_loop(params, x, np.broadcast_to(continues, (BATCH, LENGTH)))
     assert error(found, expected) <= bound("block", "float64")
 
@@ -75,7 +83,7 @@ def test_a_long_row_in_float32_is_as_exact_as_the_loop():
     # Gates near 1, by which a state remembers hundreds of positions.
     params["forget"]["bias"] = params["forget"]["bias"] + np.float32(5)
     with jax.default_matmul_precision("highest"):
-        found = run(x, None)
+        found = run(params, x, None)
     continues = np.ones((BATCH, 512), bool)
     wide = jax.tree.map(np.float64, params)
     expected = by_loop(wide, np.float64(x), continues)
