@@ -81,10 +81,6 @@ def make_rules(
         for size in (options.no_repeat_ngram_size, options.encoder_no_repeat_ngram_size)
     )
     limits = _length_limits(length_limits, batch, options.max_new_tokens)
-    if (factor := options.max_length_factor) is not None:
-        xp = _numpy_for(src, limits)
-        tokens = xp.sum(xp.asarray(src) != config.pad_id, axis=1)
-        limits = xp.clip((factor * tokens).astype(np.int32), 1, limits)
     source = None
     if source_ngram_size is not None:
         source = jnp.where(src == config.pad_id, vocab_size, src)
@@ -92,7 +88,7 @@ def make_rules(
         start=start,
         eos_ids=np.asarray(eos_ids, np.int32),
         prefix_lengths=prefix_lengths,
-        limits=prefix_lengths + limits,
+        limits=prefix_lengths + within_factor(limits, options, config, src),
         banned=banned,
         prefix=prefix,
         forced_first=as_array(options.forced_first_token, np.int32),
@@ -106,6 +102,20 @@ def make_rules(
         encoder_no_repeat_ngram_size=source_ngram_size,
         renormalize=options.renormalize,
     )
+
+
+def within_factor(
+    limits: Int32[Array | np.ndarray, " B"],
+    options: GenerationConfig,
+    config: TransformerConfig,
+    src: Int32[Array | np.ndarray, "B S"],
+) -> Int32[Array | np.ndarray, " B"]:
+    """Return limits of targets, each at most `max_length_factor` times the tokens of its source."""
+    if (factor := options.max_length_factor) is None:
+        return limits
+    xp = _numpy_for(src, limits)
+    tokens = xp.sum(xp.asarray(src) != config.pad_id, axis=1)
+    return xp.clip((factor * tokens).astype(np.int32), 1, limits)
 
 
 def as_array(

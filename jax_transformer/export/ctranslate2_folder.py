@@ -34,7 +34,13 @@ from jax_transformer.translation.model_folder import TrainedModel
 FREE = (
     *("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "max_length"),
     *("num_encoder_layers", "num_decoder_layers", "head_projection", "attention_scale"),
-    *("embedding_scale", "embedding_norm", "position_offset", "position_rounding"),
+    *(
+        "embedding_scale",
+        "start_embedding",
+        "embedding_norm",
+        "position_offset",
+        "position_rounding",
+    ),
     *("relative_attention_num_buckets", "relative_attention_max_distance"),
     *("relative_attention_bias", "output_bias", "output_scale", "qkv_bias"),
     *("attention_output_bias", "feed_forward_bias", "gated_feed_forward", "activation"),
@@ -185,6 +191,7 @@ def _specification(
     spec.decoder.projection.weight = np.ascontiguousarray(weight)
     if config.output_bias:
         spec.decoder.projection.bias = projection["bias"]
+    spec.decoder.start_from_zero_embedding = config.start_embedding == "zero"
     if config.output_scale == "inverse_sqrt_d_model":
         spec.decoder.scale_outputs = float(config.d_model) ** -0.5
     return spec

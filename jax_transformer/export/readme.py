@@ -23,6 +23,7 @@ from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.tokenizers.segmenters import (
     LibrarySegmenter,
     SentencePieceSegmenter,
+    Words,
     language_code,
 )
 from jax_transformer.tokenizers.tokenizer import CLEANED
@@ -107,10 +108,16 @@ def _tokenizer_files(
             "the source and the target have tokenizers of two libraries, tokenizers and "
             "sentencepiece; the README of an export reads those of one library"
         )
+    if isinstance(source.model, Words):
+        raise InputError(
+            "the vocabulary is one of words that spaces hold apart; the README of an export reads "
+            "sentencepiece models"
+        )
     models = {"source.spm": source.model, "target.spm": target.joiner}
     files = {name: model.serialized_model_proto() for name, model in models.items()}
     codes = {token: i for token, i in source.ids.items() if language_code(token) == (token, "")}
-    longest_first = sorted(source.added, key=len, reverse=True)
+    added = {} if source.rule == "marian_npz" else source.added  # which are text there
+    longest_first = sorted(added, key=len, reverse=True)
     patterns = [*map(re.escape, longest_first), *(f"^{re.escape(code)}" for code in codes)]
     return (
         by_sentencepiece,
@@ -118,8 +125,8 @@ def _tokenizer_files(
         {
             "tokenizers": [*files],
             "ids": dict(source.ids),
-            "added": {**codes, **source.added},
-            "added_pattern": "|".join(patterns),
+            "added": {**codes, **added},
+            "added_pattern": "|".join(patterns) or "(?!)",  # which matches nothing
             "unk_id": tokenizer.unk_id,
             "tokens": [target.token(i) for i in range(tokenizer.tgt_vocab_size)],
         },

@@ -4,7 +4,8 @@ Marian (Junczys-Dowmunt et al. 2018) numbers layers from 1 and joins names by un
 the names have dots and count from 0: `decoder_l1_self_Wq` is `decoder.0.self_Wq`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jax_transformer.convert.families.family import Family, flag
 from jax_transformer.convert.table import Layout, Operation, Row, transpose
@@ -60,6 +61,15 @@ _LAYOUT = Layout(
         *_stack("decoder", "target"),
     ),
 )
+
+
+def _implied(fields: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the id of padding and BOS, the last one; `encoder_d_ff` only where it differs."""
+    inner, pad_id = fields["encoder_d_ff"], fields["src_vocab_size"] - 1
+    encoder = {"encoder_d_ff": None if inner == fields["d_ff"] else inner}
+    return {"pad_id": pad_id, "bos_id": pad_id, **encoder}
+
+
 _LAYER_NORM = {"norm": "layer_norm", "norm_bias": True}
 _RMS_NORM = {"norm": "rms_norm", "norm_bias": False}
 _LAST = {"dropout_placement": "norm"}  # dropout after the norm
@@ -150,7 +160,7 @@ MARIAN_NPZ = Family(
         "output-omit-bias": False,
     },
     computed={"transformer-decoder-dim-ffn": lambda values: values.get("transformer-dim-ffn")},
-    implied=lambda fields: dict.fromkeys(("pad_id", "bos_id"), fields["src_vocab_size"] - 1),
+    implied=_implied,
     tokenizer="MarianVocabulary",
 )
 FAMILIES = (MARIAN_NPZ,)

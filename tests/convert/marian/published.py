@@ -13,6 +13,8 @@ PUBLISHED = {
     "separate": {"tied-embeddings-all": False},
     "student": SSRU | {"transformer-ffn-activation": "relu"},
     "student_top": SSRU | {"transformer-postprocess-top": "n"},
+    "deep_student": SSRU | {"enc-depth": 6, "dec-depth": 2, "transformer-dim-ffn": 24},
+    "student_untied": SSRU | {"tied-embeddings-all": False, "tied-embeddings": True},
     "top": {"transformer-postprocess-top": "n"},
     "rms": {"transformer-postprocess": "dar", "transformer-postprocess-top": "r"},
     "no_dropout": {"transformer-postprocess": "an", "transformer-postprocess-emb": "n"},
@@ -23,5 +25,6 @@ PUBLISHED = {
     "no_bias": {"output-omit-bias": True},
     "narrow_decoder": {"transformer-decoder-dim-ffn": 6},
     "gelu": {"transformer-ffn-activation": "gelu"},
+    "one_head": {"transformer-heads": 1},
     "deep_encoder": {"enc-depth": 3, "dec-depth": 1},
 }
