@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Integer, UInt16
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, BYTES, words
 from jax_transformer.tokenizers.tokenizer import Tokenizer
+from jax_transformer.tokenizers.trained import BYTE_PAIR, BYTES, words
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError, one_line
-from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, read_byte_pair
 from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
 from jax_transformer.tokenizers.tokenizer import TOKENIZER_IDS, Tokenizer
+from jax_transformer.tokenizers.trained import BYTE_PAIR, read_byte_pair
 
 SEPARATE = "separate"
 SIDES = ("source", "target")

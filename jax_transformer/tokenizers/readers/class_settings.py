@@ -12,7 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
-from jax_transformer.tokenizers.languages import Languages
+from jax_transformer.tokenizers.tokenizer import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"

@@ -19,7 +19,6 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers.limits import check_tokenizer_json, check_tokens
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -29,6 +28,8 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     WORD_PIECES,
     character_map,
+    check_tokenizer_json,
+    check_tokens,
     read_model,
     read_vocabulary,
 )
