@@ -28,7 +28,6 @@ from jax_transformer.text.prepare import (
     corpus_task,
     dry_run,
     prepared_corpus,
-    without_duplicates,
 )
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
@@ -206,8 +205,6 @@ def encode_corpora(
         sha256 = json_digest([sha256, arguments.prefixes])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
-    if arguments.drop_duplicates:
-        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
     training = [
         prepared_corpus(arguments.store, task, console).with_objective(objective)
         for task, objective in zip(tasks, objectives, strict=True)
@@ -265,10 +262,8 @@ def _validation_corpora(
 
 def try_corpora(run_text: RunText, arguments: Arguments, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(run_text, arguments)
-    if arguments.drop_duplicates:
-        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
-    return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
+    counts = (dry_run(arguments.store, task, console) for task in _tasks(run_text, arguments))
+    return tuple(f"training: {each.report()}" for each in counts)
 
 
 def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:

@@ -220,7 +220,7 @@ def test_files_with_weights_are_mixed_by_them(settings):
     mixed = replace(settings, source=source, target=target, weights=(3.0, 1.0))
     corpus = encode(mixed).training
     assert len(corpus) == 2 * 298
-    numbers = corpus.order(0, range(400))
+    numbers = corpus.draw(0, range(400))[0]
     assert np.count_nonzero(numbers < 298) == 300
     of_first = numbers[numbers < 298].tolist()
     assert len(set(of_first[:298])) == 298  # every pair before one occurs again

@@ -33,7 +33,6 @@ from jax_transformer.text.prepare import (
     corpus_folder,
     corpus_task,
     prepared_corpus,
-    without_duplicates,
 )
 from jax_transformer.text.store import read_entry, with_known_facts
 from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
@@ -295,8 +294,6 @@ def test_of_two_at_once_one_prepares_and_one_waits(
         console = quiet()
         console.print = lambda line: (said.append(line), ready.set())
         work = corpus_task(text, TOKENIZER, FILTERS, {}, drop_duplicates)
-        if drop_duplicates:
-            work = without_duplicates(tmp_path, work, console)
         corpora.append(prepared_corpus(tmp_path, work, console))
 
     monkeypatch.setattr(Text, "blocks", blocks)
