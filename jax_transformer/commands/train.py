@@ -38,6 +38,7 @@ from jax_transformer.runtime import distributed
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.folder import CHECKPOINTS, SETTINGS_FILE
+from jax_transformer.storage.reading import library_digest
 from jax_transformer.storage.writing import check_path, replace_file
 from jax_transformer.storage.yaml_file import to_yaml
 from jax_transformer.tokenizers.bpe_dropout import BPEDropout
@@ -294,7 +295,7 @@ def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tupl
 
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:
     """Return by name what all processes of a run must have in common."""
-    shared = {"library": distributed.library_digest(), "jax": jax.__version__}
+    shared = {"library": library_digest(), "jax": jax.__version__}
     shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.text_sha256}
     shared |= {"mesh": describe(mesh)}

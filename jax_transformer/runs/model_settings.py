@@ -25,8 +25,8 @@ from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer, parse_byte_pair, read_files
+from jax_transformer.tokenizers.readers.classes import read_marian
 from jax_transformer.tokenizers.readers.library import MOST_IDS, read_usual_names
-from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from jax_transformer.translation.model_folder import (
     GENERATION,
     TrainedModel,

@@ -11,7 +11,8 @@ import pytest
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description
-from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_marian, read_sentencepiece
+from jax_transformer.tokenizers.readers.classes import read_marian
+from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_sentencepiece
 from tests.tokenizers.sentencepiece_models import write_marian
 
 
