@@ -63,7 +63,7 @@ def home(request, tmp_path_factory):
 @pytest.fixture
 def convert(capsys):
     def convert(*arguments):
-        cli.run_command("convert", *map(str, arguments))
+        cli.command_call("convert", *map(str, arguments))()
         return capsys.readouterr().out
 
     return convert
