@@ -20,7 +20,6 @@ from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
-from jax_transformer.text.held_out import held_out
 from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
@@ -29,9 +28,9 @@ from jax_transformer.text.prepare import (
     dry_run,
     prepared_corpus,
 )
+from jax_transformer.text.samples import Vocabulary, held_out, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
-from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 # Without validation files this share of the training pairs is held out, but at most so many.
@@ -131,7 +130,10 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
         texts, validation = [training], [validation]
     else:
         texts = [with_known_facts(store, text, console) for text in _training_files(arguments)]
-        validation = _validation_texts(arguments)
+        validation = [
+            read_text(text.sources, text.targets, text.reading)
+            for text in _files(arguments, "valid_")
+        ]
         if not validation:
             share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
             count = arguments.valid_pairs or share
@@ -158,13 +160,21 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
     return RunText(texts, without, validation, tokenizer, prefixes)
 
 
+def _files(arguments: Arguments, prefix: str = "") -> list[TextFiles]:
+    """Return the pairs and the plain text that are named: to train on, or with "valid_"."""
+    sources, targets, plain = (
+        getattr(arguments, prefix + name) or () for name in ("source", "target", "text")
+    )
+    texts = [
+        TextFiles(sources, targets, reading=arguments.reading),
+        TextFiles(plain, reading=arguments.plain_reading),
+    ]
+    return [text for text in texts if text.sources]
+
+
 def _training_files(arguments: Arguments) -> list[TextFiles]:
     """Return what is mixed: with weights each file, else the pairs and the plain text."""
-    texts = []
-    if arguments.source:
-        texts.append(TextFiles(arguments.source, arguments.target or (), reading=arguments.reading))
-    if arguments.text:
-        texts.append(TextFiles(arguments.text, reading=arguments.plain_reading))
+    texts = _files(arguments)
     if arguments.weights is None:
         return texts
     return [
@@ -172,16 +182,6 @@ def _training_files(arguments: Arguments) -> list[TextFiles]:
         for text in texts
         for paths in text.aligned()
     ]
-
-
-def _validation_texts(arguments: Arguments) -> list[Text]:
-    texts = []
-    if arguments.valid_source:
-        targets = arguments.valid_target or ()
-        texts.append(read_text(arguments.valid_source, targets, arguments.reading))
-    if arguments.valid_text:
-        texts.append(read_text(arguments.valid_text, (), arguments.plain_reading))
-    return texts
 
 
 def encode_corpora(

@@ -3,6 +3,7 @@
 A model of the Hugging Face hub is downloaded where it is missing.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -43,10 +44,9 @@ def local_folder(model: str | Path) -> Path:
     with naming_the_extra(f"{model} is no folder here, and the Hugging Face hub"):
         import huggingface_hub
     try:
-        try:
+        folder = None
+        with contextlib.suppress(FileNotFoundError):
             folder = _snapshot(huggingface_hub, model, offline=True)
-        except FileNotFoundError:
-            folder = None
         folder = folder or _snapshot(huggingface_hub, model, offline=False)
     except (OSError, ValueError) as error:  # of the network, the disk and the id
         raise InputError(

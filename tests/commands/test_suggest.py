@@ -81,7 +81,7 @@ def test_a_model_outside_the_configs_writes_nothing(folder, run, tmp_path):
 
 REFUSALS = [
     ("letters.safetensors --against letters.pt --output layout.txt", "must be a .toml file"),
-    ("letters.safetensors --against letters.pt --output no/l.toml", "in a folder that exists"),
+    ("letters.safetensors --against letters.pt --output no/l.toml", "the folder no does not exist"),
     (".", "holds none of model.safetensors"),
     ("letters.safetensors --drop heads.*", "drop='heads.*' is the name of no tensor"),
     ("letters.safetensors --key model", "key='model' is for torch.save files"),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_transformer.text.vocabulary import LONGEST_WORD, has_long_word, sampled
+from jax_transformer.text.samples import LONGEST_WORD, has_long_word, sampled
 from jax_transformer.tokenizers import train_byte_pair, trained
 
 
