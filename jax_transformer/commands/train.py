@@ -42,7 +42,7 @@ from jax_transformer.storage.folder import CHECKPOINTS, SETTINGS_FILE
 from jax_transformer.storage.reading import library_digest
 from jax_transformer.storage.writing import check_path, replace_file
 from jax_transformer.storage.yaml_file import to_yaml
-from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.text.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
 from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import trained_parts, trained_sizes
