@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,12 +10,26 @@ from typing import Any
 
 from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.readers import library
-from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
-from jax_transformer.tokenizers.tokenizer import TOKENIZER_IDS, Tokenizer
+from jax_transformer.tokenizers.readers.model_files import (
+    FAIRSEQ,
+    MBART_MODEL,
+    VOCABULARY,
+    read_model,
+    read_vocabulary,
+)
+from jax_transformer.tokenizers.segmenters import SentencePieceSegmenter
+from jax_transformer.tokenizers.tokenizer import DEFAULTS, TOKENIZER_IDS, Tokenizer
 from jax_transformer.tokenizers.trained import BYTE_PAIR, read_byte_pair
 
 SEPARATE = "separate"
 SIDES = ("source", "target")
+SENTENCEPIECE = "sentencepiece"  # the kind
+TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
+SENTENCEPIECE_FILES = {
+    "marian": ("source.spm", "target.spm", VOCABULARY),
+    "m2m_100": (MBART_MODEL, VOCABULARY),
+    "mbart": (MBART_MODEL,),
+}
 
 
 def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
@@ -55,6 +70,61 @@ def _read_separate(
         return from_description(settings[side], files, f"{name} ({side})")
 
     return separate(of_side("source"), of_side("target"))
+
+
+def read_sentencepiece(
+    contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
+) -> Tokenizer:
+    """Return the tokenizer of Marian, M2M100 or mBART, whose pieces have other ids than a model's.
+
+    The models are those of sentencepiece (Kudo and Richardson 2018). Marian has one for each
+    language (source.spm and target.spm) and the ids of vocab.json, or of a vocabulary for each
+    language. M2M100 has the ids of vocab.json; those of mBART are one above those of its model
+    (fairseq). Ids and decoded text are those of transformers 5.23, except that MBartTokenizer does
+    not normalise text: this tokenizer does, by the model, as mBART was trained. Arguments as of
+    `Tokenizer.build`.
+    """
+    values = DEFAULTS | settings
+    rule = values["rule"]
+    names = {*SENTENCEPIECE_FILES.get(rule, ())}
+    optional = {TARGET_VOCABULARY} if rule == "marian" else set()
+    if not names or not names <= set(contents) <= names | optional:
+        raise InputError(
+            f"{name}: a sentencepiece tokenizer by the rule {rule!r} is "
+            f"{', '.join(sorted(names))}, but not {', '.join(sorted(contents))}"
+        )
+    source_file = target_file = MBART_MODEL
+    if rule == "marian":
+        source_file, target_file, _ = SENTENCEPIECE_FILES[rule]
+    source = read_model(contents[source_file], f"{name}/{source_file}")
+    target = read_model(contents[target_file], f"{name}/{target_file}")
+    if rule == "mbart":
+        ids = fairseq_ids(contents[MBART_MODEL], f"{name}/{MBART_MODEL}")
+    else:
+        ids = read_vocabulary(contents[VOCABULARY], f"{name}/{VOCABULARY}")
+    target_ids, joiner = ids, source  # as in transformers, which joins by the source's model
+    if TARGET_VOCABULARY in contents:
+        path = f"{name}/{TARGET_VOCABULARY}"
+        target_ids, joiner = read_vocabulary(contents[TARGET_VOCABULARY], path), target
+    build = functools.partial(
+        SentencePieceSegmenter,
+        added=values["added_tokens"],
+        ordinary=values["ordinary_tokens"],
+        unk_id=values["unk_id"],
+        rule=rule,
+    )
+    segmenters = (
+        build(model=source, ids=ids, joiner=source, is_source=True),
+        build(model=target, ids=target_ids, joiner=joiner),
+    )
+    return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
+
+
+def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
+    """Return the id of each piece of a sentencepiece model, as fairseq counts them."""
+    model = read_model(content, name)
+    pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
+    return {token: number for number, token in enumerate([*FAIRSEQ, *pieces])}
 
 
 # Each returns the tokenizer, given its files by name, its settings, and the name of what contains

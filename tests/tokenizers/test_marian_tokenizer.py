@@ -11,8 +11,8 @@ import pytest
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description
+from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES, read_sentencepiece
 from jax_transformer.tokenizers.readers.classes import read_marian
-from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_sentencepiece
 from tests.tokenizers.sentencepiece_models import write_marian
 
 
@@ -83,7 +83,7 @@ def test_whatever_decides_ids_changes_the_digest(folder):
 
 
 def test_a_truncated_model_is_refused_at_every_length(shared):
-    contents = {name: (shared / name).read_bytes() for name in FILES["marian"]}
+    contents = {name: (shared / name).read_bytes() for name in SENTENCEPIECE_FILES["marian"]}
     whole = contents["source.spm"]
     ends = [0]  # of the pieces: a file that ends between two of them is well-formed
     while whole[ends[-1]] == 0x0A:

@@ -12,6 +12,13 @@ from typing import Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
+from jax_transformer.tokenizers.formats import (
+    SENTENCEPIECE,
+    SENTENCEPIECE_FILES,
+    TARGET_VOCABULARY,
+    fairseq_ids,
+    read_sentencepiece,
+)
 from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
     M2M100_CODES,
@@ -50,13 +57,6 @@ from jax_transformer.tokenizers.readers.model_files import (
     WORD_PIECES,
     read_files,
     read_vocabulary,
-)
-from jax_transformer.tokenizers.readers.sentencepiece import (
-    FILES,
-    SENTENCEPIECE,
-    TARGET_VOCABULARY,
-    fairseq_ids,
-    read_sentencepiece,
 )
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
@@ -205,7 +205,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
         if values.get(key):
             raise InputError(f"{path}: {key}={values[key]!r:.60} is not supported; remove it")
     names = [VOCABULARY, TARGET_VOCABULARY] if values.get("separate_vocabs") else [VOCABULARY]
-    contents = read_files(folder, dict.fromkeys((*FILES["marian"], *names)))
+    contents = read_files(folder, dict.fromkeys((*SENTENCEPIECE_FILES["marian"], *names)))
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
     settings = class_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)
@@ -289,7 +289,7 @@ _MASK = {"content": "<mask>", "lstrip": True}  # with the space before it
 PLAIN_NAME = "TokenizersBackend"
 CLASSES = {
     "MarianTokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["marian"]),),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["marian"]),),
         reader=lambda folder, config, *_: read_marian(folder, config),
         settings=written_tokens,
     ),
@@ -350,7 +350,7 @@ CLASSES = {
     # NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. Except in mBART, the
     # target's code is forced as the first token.
     "MBartTokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["mbart"]), _JSON),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["mbart"]), _JSON),
         reader=_read_mbart,
         settings=lambda tokenizer: (
             _written(tokenizer) if tokenizer.kind == TOKENIZER_JSON else written_tokens(tokenizer)
@@ -376,7 +376,7 @@ CLASSES = {
         usual={**USUAL, "mask": {**_MASK, "normalized": True}},
     ),
     "M2M100Tokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["m2m_100"]),),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["m2m_100"]),),
         reader=_read_m2m100,
         settings=lambda tokenizer: {
             **written_tokens(tokenizer),
