@@ -5,6 +5,7 @@ Without files, they are the embedded number words.
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -287,14 +288,13 @@ def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:
 
 def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
     """Return the pairs that the tokenizer takes and that are not too long."""
-
-    def fits(ids: list[int] | LineError) -> bool:
-        return not isinstance(ids, LineError) and len(ids) <= max_length
-
     sides = [encode_lines(tokenizer.encode_source, text.sources)]
     sides += [encode_lines(tokenizer.encode_target, text.targets)]
-    pairs = zip(text.sources, text.targets, *sides, strict=True)
-    sources, targets = zip(*(pair for *pair, a, b in pairs if fits(a) and fits(b)), strict=True)
+    fit = [
+        all(not isinstance(ids, LineError) and len(ids) <= max_length for ids in pair)
+        for pair in zip(*sides, strict=True)
+    ]
+    sources, targets = (tuple(compress(side, fit)) for side in (text.sources, text.targets))
     return dataclasses.replace(text, sources=sources, targets=targets)
 
 
