@@ -49,17 +49,15 @@ def read_model(content: bytes, name: str) -> sentencepiece.SentencePieceProcesso
     try:
         fields = [(field, type(value)) for field, value in _fields(content)]
         # A file that was cut off between two fields is still a message, but lacks fields.
-        whole = {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}
-        if whole:
-            model = sentencepiece.SentencePieceProcessor(model_proto=content)
-            model.id_to_piece([*range(model.get_piece_size())])  # every piece is text
-            characters = character_map(content)
+        if not {(field, bytes) for field in (PIECES, TRAINER_SETTINGS, NORMALIZER)} <= {*fields}:
+            raise ValueError("a field is missing")
+        model = sentencepiece.SentencePieceProcessor(model_proto=content)
+        model.id_to_piece([*range(model.get_piece_size())])  # every piece is text
+        characters = character_map(content)
     except (IndexError, RuntimeError, OSError, TypeError, ValueError) as error:
         raise InputError(
             f"{name}: is not a sentencepiece model, or is damaged; copy the file again"
         ) from error
-    if not whole:
-        raise InputError(f"{name}: is not a whole sentencepiece model; copy the file again")
     if characters:
         check_character_map(characters, f"{name}: the normalizer")
     return model
