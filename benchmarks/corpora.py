@@ -40,8 +40,8 @@ from jax_transformer.text.prepare import (
     open_folder,
     prepared_corpus,
 )
+from jax_transformer.text.samples import Vocabulary, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
-from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.training.config import TrainingConfig
 
 QUIET = Console(file=io.StringIO())

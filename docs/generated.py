@@ -62,7 +62,7 @@ def commands() -> str:
     for name, purpose in command_line.COMMANDS.items():
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            command_line.run_command(name, "--help-all")
+            command_line.command_call(name, "--help-all")()
         parts += [
             f"## jax-transformer {name}",
             f"{purpose.capitalize()}.",

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from jax_transformer import Translator
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 
 ENGLISH = "january february march april may june july august september october november december"
 GERMAN = "januar februar märz april mai juni juli august september oktober november dezember"
@@ -30,5 +30,5 @@ def translator() -> Translator:
     with tempfile.TemporaryDirectory() as folder:
         text, output = Path(folder, "dates.tsv"), Path(folder, "run")
         text.write_text("".join("\t".join(pair) + "\n" for pair in pairs[:4000]), "utf-8")
-        run_command("train", f"--source={text}", f"--output={output}", *SETTINGS.split())
+        command_call("train", f"--source={text}", f"--output={output}", *SETTINGS.split())()
         return Translator(str(output))

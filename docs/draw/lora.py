@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from docs.draw.style import JAX, TORCH, save
 from jax_transformer import Translator
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.evaluation.scores import exact_match
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.text.number_words import english, german
@@ -74,7 +74,8 @@ def draw() -> None:
             files = {"source": "train.en", "valid-source": "valid.en"}
             files |= {"target": f"train.{target}", "valid-target": f"valid.{target}"}
             named = [f"--{name}={folder / file}" for name, file in files.items()]
-            run_command("train", *named, f"--output={folder / output}", *COMMON.split(), *options)
+            named += [f"--output={folder / output}", *COMMON.split()]
+            command_call("train", *named, *options)()
 
         train("de", "base", f"--tokenizer={folder / 'tokenizer'}", *BASE.split())
         figure = Figure(figsize=(6, 3), layout="constrained")

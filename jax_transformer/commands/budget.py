@@ -2,9 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
+from msgspec import Meta
 from rich.console import Console
 from rich.table import Table
 
@@ -12,7 +13,6 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import declarations
 from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_whole_number
 from jax_transformer.runtime.sharding import parse_sizes
 from jax_transformer.runtime.topologies import (
     DEVICES,
@@ -22,7 +22,7 @@ from jax_transformer.runtime.topologies import (
     topology_devices,
 )
 from jax_transformer.training import budget as estimate
-from jax_transformer.training.config import Batching, ComputeDtype, Remat, TrainingConfig
+from jax_transformer.training.config import Batching, ComputeDtype, Count, Remat, TrainingConfig
 
 TPU_COLUMNS = 128  # of a matrix unit
 
@@ -79,8 +79,8 @@ class Arguments:
     batch_rows: int = 256
     length: int = 96
     compute_dtype: ComputeDtype = "bfloat16"
-    steps: int | None = None
-    utilisation: float = 0.4
+    steps: Count | None = None
+    utilisation: Annotated[float, Meta(gt=0, le=1)] = 0.4
     freeze: tuple[str, ...] = ()
     lora_rank: int | None = None
     lora_targets: tuple[str, ...] = TrainingConfig.lora_targets
@@ -92,8 +92,6 @@ class Arguments:
 
 def budget(arguments: Arguments) -> None:
     """Print the estimates."""
-    if not 0 < arguments.utilisation <= 1:
-        raise InputError(f"utilisation={arguments.utilisation} must be above 0 and at most 1")
     config, topology, mesh = _model(arguments), arguments.compile, arguments.mesh
     if topology is not None:
         jax.config.update("jax_platforms", "cpu")  # libtpu is asked to compile, not for a TPU
@@ -111,7 +109,6 @@ def budget(arguments: Arguments) -> None:
     )
     workload = estimate.Workload(arguments.batch_rows, arguments.length, mesh or "data=1", training)
     steps = estimate.SIZES[arguments.size][1] if arguments.steps is None else arguments.steps
-    check_whole_number("steps", steps, least=1)
     cost = estimate.budget(config, workload)
     console = Console(width=100)
     console.print(_memory_table(cost, workload))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from jax_transformer.storage.user_cache import user_cache
+from jax_transformer.storage.hub import user_cache
 
 
 def keep_compilations() -> None:

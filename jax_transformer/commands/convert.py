@@ -174,40 +174,33 @@ def read_source(
 ) -> SourceModel:
     """Return the model in a weight file or folder; arguments as for `convert`."""
     source, layout, config_file = weights.source, weights.layout, weights.config
-    alone = holds_weights_alone(weights)
+    alone, trained = holds_weights_alone(weights), is_checkpoint(source, layout, config_file)
     if not alone and (weights.key is not None or weights.drop):
         raise InputError(f"--key and --drop are for files of weights; {source} holds a whole model")
-    if is_checkpoint(source, layout, config_file):
-        program, model = read_trainer(source, layout, num_heads=num_heads)
-        config = program.config(model)
-        tokenizer, layout, tensors = program.tokenizer(model, config), program.layout, model.tensors
-        params, report = to_params(
-            tensors,
-            config,
-            layout,
-            strip_prefixes=weights.strip_prefixes,
-            dtype=dtype,
-            consume=True,
-        )
-        return SourceModel(config, params, tokenizer, report)
-    if num_heads is not None:
+    if not trained and num_heads is not None:
         raise InputError(f"--num-heads {num_heads} is for the checkpoints of training programs")
     if layout in FAMILIES:
         model_type = huggingface.read_config(source).get("model_type")
         if model_type != layout:
             raise InputError(f"{source}: model_type={model_type!r} contradicts --layout {layout}")
-    if alone:
-        tensors = files.read_trained(source, key=weights.key, drop=weights.drop)
-        config = file_config(source, config_file, layout)
+    if trained or alone:
+        tokenizer = None
+        if trained:
+            program, model = read_trainer(source, layout, num_heads=num_heads)
+            config, table, tensors = program.config(model), program.layout, model.tensors
+            tokenizer = program.tokenizer(model, config)
+        else:
+            tensors = files.read_trained(source, key=weights.key, drop=weights.drop)
+            config, table = file_config(source, config_file, layout), get_layout(layout)
         params, report = to_params(
             tensors,
             config,
-            get_layout(layout),
+            table,
             strip_prefixes=weights.strip_prefixes,
             dtype=dtype,
             consume=True,
         )
-        return SourceModel(config, params, report=report)
+        return SourceModel(config, params, tokenizer, report)
     if huggingface.is_huggingface(source):
         return _read_huggingface(source, dtype)
     from jax_transformer.translation import model_folder

@@ -9,7 +9,7 @@ from jax_transformer.adapters import lora
 from jax_transformer.commands.translate import ModelArguments
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.storage.hub import local_folder
-from jax_transformer.translation.model_folder import TrainedModel, load
+from jax_transformer.translation.model_folder import load
 
 # The libraries that a target needs beside those of every command.
 NEEDED = {
@@ -41,10 +41,6 @@ class Arguments(ModelArguments):
     beam: int | None = None
 
 
-def _merged(model: TrainedModel, adapter: Path | None) -> TrainedModel:
-    return model._replace(params=lora.merge(model.with_adapter(adapter).params))
-
-
 def export(arguments: Arguments) -> None:
     """Export a model, and print how many translations are equal."""
     to, output = arguments.to, arguments.output
@@ -60,18 +56,19 @@ def export(arguments: Arguments) -> None:
     folder = local_folder(arguments.model)
     source, target = arguments.source_lang, arguments.target_lang
     if to == "torch":
-        from jax_transformer.export.torch_folder import export_torch
         from jax_transformer.runs.model_settings import read_initial_model
 
         model, origin, report = read_initial_model(folder, source_lang=source, target_lang=target)
         for line in report:
             print(line)
-        proven = export_torch(_merged(model, arguments.adapter), output, origin)
-        print(f"{output} written: {proven}")
-        return
-    model = load(folder, source_lang=source, target_lang=target).for_text(str(folder))
-    model = _merged(model, arguments.adapter)
-    if to == "onnx":
+    else:
+        model = load(folder, source_lang=source, target_lang=target).for_text(str(folder))
+    model = model._replace(params=lora.merge(model.with_adapter(arguments.adapter).params))
+    if to == "torch":
+        from jax_transformer.export.torch_folder import export_torch
+
+        proven = export_torch(model, output, origin)
+    elif to == "onnx":
         from jax_transformer.export.onnx_folder import export_onnx
 
         proven = export_onnx(model, output)

@@ -7,7 +7,8 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from jax_transformer import __version__
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             elif arguments[0] == "--version":
                 print(f"jax-transformer {__version__}")
             else:
-                run_command(*arguments)
+                command_call(*arguments)()
             if sys.stdout is not None:
                 sys.stdout.flush()  # an error of it is noticed here and not at the exit
     except InputError as error:
@@ -140,8 +141,8 @@ def sum_rows_rightly() -> None:
         os.environ["XLA_FLAGS"] = f"{flags} --{FUSIONS}=-reduce"
 
 
-def run_command(name: str, *arguments: str) -> None:
-    """Import the command's module and call its function with the parsed arguments."""
+def command_call(name: str, *arguments: str) -> Callable[[], None]:
+    """Import the command's module; return the call of its function with the parsed arguments."""
     if name in NO_COMMANDS:
         raise InputError(f"{name} is no command: {NO_COMMANDS[name]}")
     if name not in COMMANDS:
@@ -155,9 +156,8 @@ def run_command(name: str, *arguments: str) -> None:
     gc.freeze()
     gc.enable()
     if name in PARSES_ITSELF:
-        command(*arguments)
-    else:
-        command(parse(command, arguments))
+        return partial(command, *arguments)
+    return partial(command, parse(command, arguments))
 
 
 def usage() -> str:

@@ -1,7 +1,6 @@
 """`jax-transformer suggest`: the config and the layout of weights that nobody described."""
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from jax_transformer.porting.recording import program, read_recording
 from jax_transformer.porting.suggestion import described
 from jax_transformer.porting.suggestion import suggest as read_program
 from jax_transformer.storage import weights as files
+from jax_transformer.storage.weights.checks import check_target
 
 RECORDED = "recorded.pt"  # written by the program that is printed
 
@@ -55,10 +55,9 @@ def suggest(arguments: Arguments) -> None:
         print(f"\nRun this in your program; then: suggest ... --against {RECORDED}\n\n{program()}")
         return
     check_installed("torch")
-    if os.path.lexists(output) and not arguments.overwrite:
-        raise InputError(f"{output} already exists; choose another --output or add --overwrite")
-    if output.suffix != ".toml" or not output.absolute().parent.is_dir():
-        raise InputError(f"--output {output} must be a .toml file in a folder that exists")
+    check_target(output, arguments.overwrite)
+    if output.suffix != ".toml":
+        raise InputError(f"--output {output} must be a .toml file")
     recording = read_recording(against)
     tensors = files.read_trained(arguments.weights, key=arguments.key, drop=arguments.drop)
     found = read_program(tensors, recording)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.commands.train_arguments import NamedSettings, named_settings, new_arguments
+from jax_transformer.config.declared import differing_fields
 from jax_transformer.errors import InputError, check_installed
 from jax_transformer.evaluation import scores
 from jax_transformer.model.tree import in_dtype
@@ -38,11 +39,11 @@ from jax_transformer.runtime import distributed
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import describe, make_mesh
 from jax_transformer.storage.folder import CHECKPOINTS, SETTINGS_FILE
+from jax_transformer.storage.reading import library_digest
 from jax_transformer.storage.writing import check_path, replace_file
 from jax_transformer.storage.yaml_file import to_yaml
-from jax_transformer.tokenizers.bpe_dropout import BPEDropout
+from jax_transformer.text.bpe_dropout import BPEDropout
 from jax_transformer.training.budget import check_training
-from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
@@ -262,11 +263,11 @@ def show_settings(
     if arguments.tokenizer is None and config.src_vocab_size < arguments.vocab_size:
         tokens = f"{tokens} of at most {arguments.vocab_size:,}"  # a small text has no more
     console.print(f"model: {model}, {', '.join(fields)}, {tokens} tokens")
-    usual = dataclasses.asdict(TrainingConfig())
+    differing = differing_fields(training)
     shown = (
         f"{name}={value}"
-        for name, value in dataclasses.asdict(training).items()
-        if name in SHOWN or value != usual[name]
+        for name, value in vars(training).items()
+        if name in SHOWN or name in differing
     )
     console.print(f"training: {', '.join(shown)}")
     if training.warmup_steps >= training.steps:
@@ -294,7 +295,7 @@ def teachers_on(mesh: Mesh, initial: InitialModel, arguments: Arguments) -> tupl
 
 def must_agree(settings: RunSettings, initial: InitialModel, mesh: Mesh) -> dict[str, str]:
     """Return by name what all processes of a run must have in common."""
-    shared = {"library": distributed.library_digest(), "jax": jax.__version__}
+    shared = {"library": library_digest(), "jax": jax.__version__}
     shared |= dataclasses.asdict(settings.config) | dataclasses.asdict(settings.training_config)
     shared |= {"tokenizer": settings.tokenizer.digest(), "text": settings.text_sha256}
     shared |= {"mesh": describe(mesh)}

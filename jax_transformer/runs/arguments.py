@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from jax_transformer.config import SPECIAL_IDS
 from jax_transformer.config.declared import checked_fields
 from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import named_fields, preset_fields, undecided_fields
@@ -20,6 +21,7 @@ from jax_transformer.text.denoising import MOST_SENTINELS, Denoiser, DenoisingOb
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Documents, Reading
 from jax_transformer.text.store import default_store
+from jax_transformer.tokenizers.readers.library import MOST_IDS
 from jax_transformer.training.config import (
     CHANGEABLE,
     Count,
@@ -37,6 +39,7 @@ UNWRITTEN = {"resumed": "unwritten"}  # is not in settings.yaml either
 TEXT_SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 512, "num_encoder_layers": 3}
 TEXT_SIZES |= {"num_decoder_layers": 3, "max_length": 128, "dropout": 0.1}
 DEFAULT_SENTINELS = 100
+FEWEST_IDS = len(SPECIAL_IDS) + 2  # of a tokenizer: <unk> and one character
 FILES = ("source", "target", "valid_source", "valid_target", "text", "valid_text")
 NUMBER_WORDS_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 256, "num_encoder_layers": 2}
 NUMBER_WORDS_SIZES |= {"num_decoder_layers": 2, "max_length": 64, "dropout": 0.0}
@@ -156,7 +159,7 @@ class Arguments:
     max_ratio: Annotated[float, Meta(ge=1)] | None = None
     drop_duplicates: bool = False
     prepared: Path | None = field(default=None, metadata=CHANGEABLE)
-    vocab_size: Count = 6000
+    vocab_size: Annotated[int, Meta(ge=FEWEST_IDS, le=MOST_IDS)] = 6000
     sentinels: Annotated[int, Meta(ge=0, le=MOST_SENTINELS)] = 0
     byte_fallback: bool = False
     tokenizer_pairs: Count = 2_000_000

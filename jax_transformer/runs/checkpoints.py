@@ -78,7 +78,8 @@ class CheckpointFolder(NamedTuple):
         # largest one; orbax would read them all at once.
         largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in targets.values())
         handler = ocp.StandardCheckpointHandler(restore_concurrent_gb=(largest + 1) / 10**9)
-        with _orbax_quiet(), _as_damage(self.directory), ocp.Checkpointer(handler) as reader:
+        damage = _errors_as(DamagedError, f"{self.directory} is damaged")
+        with _orbax_quiet(), damage, ocp.Checkpointer(handler) as reader:
             arrays = reader.restore(
                 self.directory.resolve(), args=ocp.args.StandardRestore(targets)
             )
@@ -171,17 +172,10 @@ class CheckpointWriter:
             (staging / name).write_bytes(content)
         staging.rename(self._directory / START)
 
-    @contextlib.contextmanager
-    def _as_input_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:  # orbax and the stores below it raise many types
-            raise InputError(
-                f"{self._directory}: a checkpoint could not be written ({_in_one_line(error)}); "
-                "the ones before it are whole: free some space or repair the disk, then resume"
-            ) from error
+    def _as_input_errors(self) -> contextlib.AbstractContextManager[None]:
+        remedy = "; the ones before it are whole: free some space or repair the disk, then resume"
+        fault = f"{self._directory}: a checkpoint could not be written"
+        return _errors_as(InputError, fault, remedy)
 
 
 class DescribingHandler(ocp.StandardCheckpointHandler):
@@ -266,7 +260,7 @@ def read_step(directory: epath.PathLike, step: int) -> CheckpointFolder:
     """Check the files of one step and read its description."""
     path = epath.Path(directory) / str(step)
     try:
-        with _orbax_quiet(), _as_damage(path):
+        with _orbax_quiet(), _errors_as(DamagedError, f"{path} is damaged"):
             settings, progress, content = _read_description(path)
             _check_arrays(settings, progress, content["arrays"])
             _check_files(path, content["files"])
@@ -396,13 +390,13 @@ def _file_digest(path: epath.Path) -> str:
 
 
 @contextlib.contextmanager
-def _as_damage(path: epath.Path) -> Iterator[None]:
+def _errors_as(kind: type[InputError], fault: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # a damaged file makes the readers raise many types
-        raise DamagedError(f"{path} is damaged ({_in_one_line(error)})") from error
+    except Exception as error:  # orbax, the stores below it and damaged files raise many types
+        raise kind(f"{fault} ({_in_one_line(error)}){remedy}") from error
 
 
 def _in_one_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ Without files, they are the embedded number words.
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
-from jax_transformer.text.held_out import held_out
 from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
@@ -28,11 +28,10 @@ from jax_transformer.text.prepare import (
     corpus_task,
     dry_run,
     prepared_corpus,
-    without_duplicates,
 )
+from jax_transformer.text.samples import Vocabulary, held_out, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
-from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
 
 # Without validation files this share of the training pairs is held out, but at most so many.
@@ -132,7 +131,10 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
         texts, validation = [training], [validation]
     else:
         texts = [with_known_facts(store, text, console) for text in _training_files(arguments)]
-        validation = _validation_texts(arguments)
+        validation = [
+            read_text(text.sources, text.targets, text.reading)
+            for text in _files(arguments, "valid_")
+        ]
         if not validation:
             share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
             count = arguments.valid_pairs or share
@@ -159,13 +161,21 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
     return RunText(texts, without, validation, tokenizer, prefixes)
 
 
+def _files(arguments: Arguments, prefix: str = "") -> list[TextFiles]:
+    """Return the pairs and the plain text that are named: to train on, or with "valid_"."""
+    sources, targets, plain = (
+        getattr(arguments, prefix + name) or () for name in ("source", "target", "text")
+    )
+    texts = [
+        TextFiles(sources, targets, reading=arguments.reading),
+        TextFiles(plain, reading=arguments.plain_reading),
+    ]
+    return [text for text in texts if text.sources]
+
+
 def _training_files(arguments: Arguments) -> list[TextFiles]:
     """Return what is mixed: with weights each file, else the pairs and the plain text."""
-    texts = []
-    if arguments.source:
-        texts.append(TextFiles(arguments.source, arguments.target or (), reading=arguments.reading))
-    if arguments.text:
-        texts.append(TextFiles(arguments.text, reading=arguments.plain_reading))
+    texts = _files(arguments)
     if arguments.weights is None:
         return texts
     return [
@@ -173,16 +183,6 @@ def _training_files(arguments: Arguments) -> list[TextFiles]:
         for text in texts
         for paths in text.aligned()
     ]
-
-
-def _validation_texts(arguments: Arguments) -> list[Text]:
-    texts = []
-    if arguments.valid_source:
-        targets = arguments.valid_target or ()
-        texts.append(read_text(arguments.valid_source, targets, arguments.reading))
-    if arguments.valid_text:
-        texts.append(read_text(arguments.valid_text, (), arguments.plain_reading))
-    return texts
 
 
 def encode_corpora(
@@ -206,8 +206,6 @@ def encode_corpora(
         sha256 = json_digest([sha256, arguments.prefixes])
     if expected_sha256 is not None:
         check_equal("text's sha256", expected_sha256, sha256)
-    if arguments.drop_duplicates:
-        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
     training = [
         prepared_corpus(arguments.store, task, console).with_objective(objective)
         for task, objective in zip(tasks, objectives, strict=True)
@@ -265,10 +263,8 @@ def _validation_corpora(
 
 def try_corpora(run_text: RunText, arguments: Arguments, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    tasks = _tasks(run_text, arguments)
-    if arguments.drop_duplicates:
-        tasks = [without_duplicates(arguments.store, task, console) for task in tasks]
-    return tuple(f"training: {dry_run(task, console).report()}" for task in tasks)
+    counts = (dry_run(arguments.store, task, console) for task in _tasks(run_text, arguments))
+    return tuple(f"training: {each.report()}" for each in counts)
 
 
 def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:
@@ -292,14 +288,13 @@ def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:
 
 def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:
     """Return the pairs that the tokenizer takes and that are not too long."""
-
-    def fits(ids: list[int] | LineError) -> bool:
-        return not isinstance(ids, LineError) and len(ids) <= max_length
-
     sides = [encode_lines(tokenizer.encode_source, text.sources)]
     sides += [encode_lines(tokenizer.encode_target, text.targets)]
-    pairs = zip(text.sources, text.targets, *sides, strict=True)
-    sources, targets = zip(*(pair for *pair, a, b in pairs if fits(a) and fits(b)), strict=True)
+    fit = [
+        all(not isinstance(ids, LineError) and len(ids) <= max_length for ids in pair)
+        for pair in zip(*sides, strict=True)
+    ]
+    sources, targets = (tuple(compress(side, fit)) for side in (text.sources, text.targets))
     return dataclasses.replace(text, sources=sources, targets=targets)
 
 

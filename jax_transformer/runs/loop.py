@@ -37,10 +37,9 @@ from jax_transformer.storage.folder import CHECKPOINTS
 from jax_transformer.storage.reading import MAX_RECORDS, read_json
 from jax_transformer.storage.writing import replace_file
 from jax_transformer.text.batches import Batch, padding_share
+from jax_transformer.text.bpe_dropout import BPEDropout, ResampledCorpus
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import EpochLayout, epoch_layout, plan_epoch, plan_window
-from jax_transformer.text.resampled import ResampledCorpus
-from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.step import (
     EvaluationStep,

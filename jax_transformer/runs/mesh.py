@@ -51,18 +51,15 @@ def sharded_epoch(
         return take_rows(planned._replace(rows=rows), local_rows(rows))
 
     for numbered in epoch_batches(corpus, training_config, layout, epoch, first, rows_to_read):
-        rows = rows_of(numbered.planned)
-        spread = partial(_spread, mesh, rows, local_rows(rows))
+        spread = partial(_spread, mesh, rows_of(numbered.planned))
         yield numbered._replace(batch=jax.tree.map(spread, numbered.batch))
 
 
 def sharded_batches(mesh: Mesh, corpus: Corpus, plan: list[PlannedBatch]) -> Iterator[Batch]:
     """Yield the planned batches in order, sharded over the mesh."""
-    local_rows = [_local_rows(planned.rows, mesh) for planned in plan]
-    parts = [take_rows(planned, rows) for planned, rows in zip(plan, local_rows, strict=True)]
-    batches = training_batches(corpus, parts)
-    for planned, rows, part in zip(plan, local_rows, batches, strict=True):
-        yield jax.tree.map(partial(_spread, mesh, planned.rows, rows), part)
+    parts = [take_rows(planned, _local_rows(planned.rows, mesh)) for planned in plan]
+    for planned, part in zip(plan, training_batches(corpus, parts), strict=True):
+        yield jax.tree.map(partial(_spread, mesh, planned.rows), part)
 
 
 def _local_rows(row_count: int, mesh: Mesh) -> Integer[np.ndarray, "rows"]:
@@ -74,15 +71,8 @@ def _local_rows(row_count: int, mesh: Mesh) -> Integer[np.ndarray, "rows"]:
 
 
 def _spread(
-    mesh: Mesh,
-    row_count: int,
-    local_rows: Integer[np.ndarray, "rows"],
-    part: Int32[np.ndarray, "rows length"],
-) -> jax.Array:
-    """Return the global array; this process holds its own rows."""
-
-    def on_device(index: tuple[slice, slice]) -> Int32[np.ndarray, "device_rows length"]:
-        return part[np.searchsorted(local_rows, np.arange(row_count)[index[0]])]
-
+    mesh: Mesh, row_count: int, part: Int32[np.ndarray, "rows length"]
+) -> Int32[jax.Array, "row_count length"]:
+    """Return the global array; `part` has the rows that devices of this process hold."""
     shape = (row_count, part.shape[1])
-    return jax.make_array_from_callback(shape, row_sharding(mesh), on_device)
+    return jax.make_array_from_process_local_data(row_sharding(mesh), part, shape)

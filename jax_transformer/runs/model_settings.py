@@ -26,9 +26,9 @@ from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.storage.marian_files import SPM, is_marian
 from jax_transformer.tokenizers import BYTE_PAIR_IDS, Tokenizer, parse_byte_pair, read_files
-from jax_transformer.tokenizers.readers.library import MOST_IDS, read_usual_names
+from jax_transformer.tokenizers.readers.classes import read_marian
+from jax_transformer.tokenizers.readers.library import read_usual_names
 from jax_transformer.tokenizers.readers.marian import read_marian_tokenizer
-from jax_transformer.tokenizers.readers.sentencepiece import read_marian
 from jax_transformer.translation.model_folder import (
     GENERATION,
     TrainedModel,
@@ -70,11 +70,6 @@ def named_fields(
 
 def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
     """Return the shape of the model before there is a tokenizer of at most `vocab_size` entries."""
-    fewest = len(SPECIAL_IDS) + 2  # <unk> and one character
-    if vocab_size < fewest:
-        raise InputError(f"vocab_size={vocab_size} must be at least {fewest}")
-    if vocab_size > MOST_IDS:
-        raise InputError(f"vocab_size={vocab_size} must be at most {MOST_IDS}")
     return _resolved(model, BYTE_PAIR_IDS | dict.fromkeys(VOCABULARY_SIZES, vocab_size))
 
 

@@ -13,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import jax
@@ -173,14 +172,6 @@ def _differing(values: list[str]) -> Bool[np.ndarray, "processes values"]:
     local = np.frombuffer(digests, np.uint8).reshape(len(values), -1)
     gathered = multihost_utils.process_allgather(local)  # [processes, values, 32]
     return np.any(gathered != gathered[0], axis=2)
-
-
-def library_digest() -> str:
-    """Return the sha256 of this library's source files, a fact for `check_agreement`."""
-    folder, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def agreed_signal(received: signal.Signals | None) -> signal.Signals | None:

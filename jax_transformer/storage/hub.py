@@ -1,5 +1,10 @@
-"""Models of the Hugging Face hub: folders in its cache, downloaded where they are missing."""
+"""Folders among the user's caches: that of this library, and those of models of the hub.
 
+A model of the Hugging Face hub is downloaded where it is missing.
+"""
+
+import contextlib
+import os
 import re
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +14,17 @@ from jax_transformer.errors import InputError, naming_the_extra, one_line
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
 SETTINGS = ("*.json", "*.model", "*.spm", "*.txt")  # configs and the files of tokenizers
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that there is
+
+
+def user_cache() -> Path | None:
+    """Return this library's by the XDG Base Directory Specification; None without a home folder."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # the specification ignores a relative path
+        return named / "jax-transformer"
+    try:
+        return Path.home() / ".cache" / "jax-transformer"
+    except RuntimeError:  # neither HOME nor an entry of the user in the system's list
+        return None
 
 
 def local_folder(model: str | Path) -> Path:
@@ -28,10 +44,9 @@ def local_folder(model: str | Path) -> Path:
     with naming_the_extra(f"{model} is no folder here, and the Hugging Face hub"):
         import huggingface_hub
     try:
-        try:
+        folder = None
+        with contextlib.suppress(FileNotFoundError):
             folder = _snapshot(huggingface_hub, model, offline=True)
-        except FileNotFoundError:
-            folder = None
         folder = folder or _snapshot(huggingface_hub, model, offline=False)
     except (OSError, ValueError) as error:  # of the network, the disk and the id
         raise InputError(

@@ -132,6 +132,14 @@ def file_digest(path: Path, largest: int | None = None) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def library_digest() -> str:
+    """Return the sha256 of this library's source files."""
+    folder, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def with_tuples(value: Any) -> Any:
     """Return a value of JSON with tuples in the place of its lists, which are not hashable."""
     if isinstance(value, dict):

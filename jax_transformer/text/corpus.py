@@ -233,14 +233,13 @@ class Corpus:
                 parts[task].append(part._replace(objective=alone))
         return {task: self._of(of_task) for task, of_task in parts.items()}
 
-    def order(self, seed: int, places: range) -> Int64[np.ndarray, "places"]:
-        """Return the pairs at some places of all epochs, shuffled by a seed."""
-        return self.draw(seed, places)[0]
-
     def draw(
         self, seed: int, places: range
     ) -> tuple[Int64[np.ndarray, "places"], Int64[np.ndarray, "places"]]:
-        """Return the `order` of pairs, and how often each was drawn before."""
+        """Return the pairs at some places of all epochs, shuffled by a seed.
+
+        Beside each, return how often it was drawn before.
+        """
         if len(self.parts) == 1:
             return shuffled_numbers(len(self), seed, places), np.array(places) // len(self)
         import grain  # not at the top: a batch is made without it

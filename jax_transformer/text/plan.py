@@ -106,7 +106,7 @@ def plan_window(
             filled = [filled[index] for index in generator.permutation(len(filled))]
         parts = (filled[start : start + rows] for start in range(0, len(filled), rows))
         return [_packed(part, rows, length, layout.target_length) for part in parts]
-    numbers = corpus.order(settings.seed, places)
+    numbers, _ = corpus.draw(settings.seed, places)
     sides = corpus.side_lengths(numbers)
     plan = _buckets(numbers, sides.max(axis=1), layout.shapes)
     return [plan[index] for index in generator.permutation(len(plan))]

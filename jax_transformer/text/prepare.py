@@ -59,6 +59,7 @@ class Task(NamedTuple):
     tokenizer: Tokenizer
     key: str  # digest of all this
     prefix: str = ""  # before each source of a pair
+    drop_duplicates: bool = False  # `without_duplicates` finds them
 
 
 def corpus_task(
@@ -69,7 +70,7 @@ def corpus_task(
     drop_duplicates: bool,
     prefix: str = "",
 ) -> Task:
-    """Return a corpus to prepare; `without_duplicates` then finds the pairs that are dropped."""
+    """Return a corpus to prepare."""
     recipe = {
         "format": FORMAT,
         "text": text.sha256,
@@ -82,12 +83,13 @@ def corpus_task(
         "drop_duplicates": drop_duplicates,
         **({"prefix": prefix} if prefix else {}),
     }
-    return Task(text, left_out, filters, tokenizer, json_digest(recipe), prefix)
+    key = json_digest(recipe)
+    return Task(text, left_out, filters, tokenizer, key, prefix, drop_duplicates)
 
 
 def without_duplicates(store: Path, task: Task, console: Console) -> Task:
-    """Return a task that leaves out its duplicates; a prepared corpus needs no search for them."""
-    if (corpus_folder(store, task.key) / MANIFEST).exists():
+    """Return a task that leaves out its duplicates, if they are dropped."""
+    if not task.drop_duplicates:
         return task
     scratch = store / "duplicates" / task.key
     with locked(scratch, console):
@@ -142,6 +144,7 @@ def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
     """Return a prepared corpus; prepare it, if it is not there."""
     folder = corpus_folder(store, task.key)
     if not (folder / MANIFEST).exists():
+        task = without_duplicates(store, task, console)
         with locked(folder, console):
             if not (folder / MANIFEST).exists():
                 return prepare(task, folder, console)
@@ -183,9 +186,9 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
     return open_folder(folder)
 
 
-def dry_run(task: Task, console: Console) -> Counts:
+def dry_run(store: Path, task: Task, console: Console) -> Counts:
     """Encode a text and write nothing; return what would be kept."""
-    counts = NOTHING
+    task, counts = without_duplicates(store, task, console), NOTHING
     for part in _encoded(task, 0, 0, console):
         counts = counts.plus(part.counts)
     _check_kept(task, counts)

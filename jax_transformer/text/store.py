@@ -20,8 +20,8 @@ import msgspec
 from rich.console import Console
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.hub import user_cache
 from jax_transformer.storage.reading import json_digest, read_bytes
-from jax_transformer.storage.user_cache import user_cache
 from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.parallel_text import FileFacts, TextFiles, no_pairs
 

@@ -12,11 +12,10 @@ from typing import Any
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.text_files import (
     LONGEST_LINE,
-    PACKED_SUFFIXES,
     BadLine,
     check_lines,
     decode_line,
-    overlong_line,
+    unpacked_suffix,
 )
 
 # A .tsv file has no quotes: each tab ends a column.
@@ -25,9 +24,7 @@ DIALECTS = {".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE}, ".csv": {}, 
 
 def table_suffix(path: str | os.PathLike[str]) -> str | None:
     """Return ".tsv", ".csv" or ".jsonl", by the name of a file; None if its lines are texts."""
-    path = Path(path)
-    suffix = (path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path).suffix.lower()
-    if suffix in DIALECTS:
+    if (suffix := unpacked_suffix(path)) in DIALECTS:
         return suffix
     check_lines(path)
     return None
@@ -97,8 +94,6 @@ def _texts(lines: Iterator[bytes | None], name: str, bad: list[BadLine]) -> Iter
     """Yield lines as text; in the place of a bad one nothing, and the error in `bad`."""
     for number, line in enumerate(lines, start=1):
         try:
-            if line is None:
-                raise overlong_line(f"{name}:{number}", LONGEST_LINE)
             yield decode_line(line, name, number) + "\n"
         except BadLine as error:
             bad.append(error)

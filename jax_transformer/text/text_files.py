@@ -57,14 +57,19 @@ def open_text(path: str | os.PathLike[str]) -> io.BufferedReader:
     return open_regular(path, FAULT)
 
 
-def check_lines(path: str | os.PathLike[str]) -> None:
-    """Refuse a file whose name says that its lines are not texts."""
+def unpacked_suffix(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of a file's name in lower case, without that of a compressed file."""
     name = os.fspath(path).lower()
     for suffix in PACKED_SUFFIXES:
         name = name.removesuffix(suffix)
-    for suffix, (what, remedy) in NO_TEXTS.items():
-        if name.endswith(suffix):
-            raise InputError(f"{path}: is {what}; {remedy}")
+    return Path(name).suffix
+
+
+def check_lines(path: str | os.PathLike[str]) -> None:
+    """Refuse a file whose name says that its lines are not texts."""
+    if (suffix := unpacked_suffix(path)) in NO_TEXTS:
+        what, remedy = NO_TEXTS[suffix]
+        raise InputError(f"{path}: is {what}; {remedy}")
 
 
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
@@ -96,9 +101,7 @@ def decode_lines(
     """
     for number, line in enumerate(read_lines(file, name, longest), start=1):
         try:
-            if line is None:
-                raise overlong_line(f"{name}:{number}", longest)
-            yield decode_line(line, name, number)
+            yield decode_line(line, name, number, longest)
         except BadLine:
             if bad is None:
                 raise
@@ -119,8 +122,10 @@ def read_lines(
                 is_whole = line.endswith(b"\n")
 
 
-def decode_line(line: bytes, name: str, number: int) -> str:
+def decode_line(line: bytes | None, name: str, number: int, longest: int = LONGEST_LINE) -> str:
     r"""Return the text of a line without "\n", by its number from 1; see `decode_lines`."""
+    if line is None:
+        raise overlong_line(f"{name}:{number}", longest)
     try:
         text = line.removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,11 +1,5 @@
 """One tokenizer for all formats: text to the ids of a model, and ids to text."""
 
-from jax_transformer.tokenizers.byte_pair import (
-    BYTE_PAIR_IDS,
-    parse_byte_pair,
-    read_byte_pair,
-    train_byte_pair,
-)
 from jax_transformer.tokenizers.formats import (
     READERS,
     describe,
@@ -15,11 +9,16 @@ from jax_transformer.tokenizers.formats import (
     to_text,
     write_files,
 )
-from jax_transformer.tokenizers.languages import Languages
 from jax_transformer.tokenizers.readers.model_files import read_files
 from jax_transformer.tokenizers.segmenters import LineError, encode_lines
-from jax_transformer.tokenizers.tokenizer import Tokenizer
-from jax_transformer.tokenizers.unigram import train_unigram
+from jax_transformer.tokenizers.tokenizer import Languages, Tokenizer
+from jax_transformer.tokenizers.trained import (
+    BYTE_PAIR_IDS,
+    parse_byte_pair,
+    read_byte_pair,
+    train_byte_pair,
+    train_unigram,
+)
 
 __all__ = [
     "BYTE_PAIR_IDS",

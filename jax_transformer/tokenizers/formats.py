@@ -2,19 +2,41 @@
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jax_transformer.errors import InputError, one_line
-from jax_transformer.tokenizers.byte_pair import BYTE_PAIR, read_byte_pair
 from jax_transformer.tokenizers.readers import library
-from jax_transformer.tokenizers.readers.sentencepiece import SENTENCEPIECE, read_sentencepiece
-from jax_transformer.tokenizers.tokenizer import TOKENIZER_IDS, Tokenizer
+from jax_transformer.tokenizers.readers.model_files import (
+    FAIRSEQ,
+    MBART_MODEL,
+    VOCABULARY,
+    read_model,
+    read_vocabulary,
+)
+from jax_transformer.tokenizers.segmenters import SentencePieceSegmenter, Words
+from jax_transformer.tokenizers.tokenizer import DEFAULTS, TOKENIZER_IDS, Tokenizer
+from jax_transformer.tokenizers.trained import BYTE_PAIR, read_byte_pair
 
 SEPARATE = "separate"
 SIDES = ("source", "target")
+SENTENCEPIECE = "sentencepiece"  # the kind
+MARIAN_NPZ = "marian_npz"  # the rule of Marian's own folders, `readers.marian`
+TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
+SENTENCEPIECE_FILES = {
+    "marian": ("source.spm", "target.spm", VOCABULARY),
+    "m2m_100": (MBART_MODEL, VOCABULARY),
+    "mbart": (MBART_MODEL,),
+    MARIAN_NPZ: (VOCABULARY,),
+}
+# Files that a tokenizer of a rule may lack.
+OPTIONAL_FILES = {
+    "marian": (TARGET_VOCABULARY,),
+    MARIAN_NPZ: ("source.spm", "target.spm", TARGET_VOCABULARY),
+}
 
 
 def separate(source: Tokenizer, target: Tokenizer) -> Tokenizer:
@@ -55,6 +77,63 @@ def _read_separate(
         return from_description(settings[side], files, f"{name} ({side})")
 
     return separate(of_side("source"), of_side("target"))
+
+
+def read_sentencepiece(
+    contents: Mapping[str, bytes], settings: Mapping[str, Any], name: str
+) -> Tokenizer:
+    """Return the tokenizer of Marian, M2M100 or mBART, whose pieces have other ids than a model's.
+
+    The models are those of sentencepiece (Kudo and Richardson 2018). Marian has one for each
+    language (source.spm and target.spm) and the ids of vocab.json, or of a vocabulary for each
+    language. M2M100 has the ids of vocab.json; those of mBART are one above those of its model
+    (fairseq). Ids and decoded text are those of transformers 5.23, except that MBartTokenizer does
+    not normalise text: this tokenizer does, by the model, as mBART was trained. Arguments as of
+    `Tokenizer.build`.
+    """
+    values = DEFAULTS | settings
+    rule = values["rule"]
+    names, optional = ({*files.get(rule, ())} for files in (SENTENCEPIECE_FILES, OPTIONAL_FILES))
+    if not names or not names <= set(contents) <= names | optional:
+        raise InputError(
+            f"{name}: a sentencepiece tokenizer by the rule {rule!r} is "
+            f"{', '.join(sorted(names))}, but not {', '.join(sorted(contents))}"
+        )
+    model_files = (
+        SENTENCEPIECE_FILES["marian"][:2] if rule in OPTIONAL_FILES else (MBART_MODEL,) * 2
+    )
+    source, target = (
+        read_model(contents[file], f"{name}/{file}") if file in contents else Words()
+        for file in model_files
+    )
+    if rule == "mbart":
+        ids = fairseq_ids(contents[MBART_MODEL], f"{name}/{MBART_MODEL}")
+    else:
+        ids = read_vocabulary(contents[VOCABULARY], f"{name}/{VOCABULARY}")
+    # As in transformers, which joins by the source's model.
+    target_ids, joiner = ids, target if rule == MARIAN_NPZ else source
+    if TARGET_VOCABULARY in contents:
+        path = f"{name}/{TARGET_VOCABULARY}"
+        target_ids, joiner = read_vocabulary(contents[TARGET_VOCABULARY], path), target
+    build = functools.partial(
+        SentencePieceSegmenter,
+        added=values["added_tokens"],
+        ordinary=values["ordinary_tokens"],
+        unk_id=values["unk_id"],
+        rule=rule,
+    )
+    segmenters = (
+        build(model=source, ids=ids, joiner=source, is_source=True),
+        build(model=target, ids=target_ids, joiner=joiner),
+    )
+    return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
+
+
+def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
+    """Return the id of each piece of a sentencepiece model, as fairseq counts them."""
+    model = read_model(content, name)
+    pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
+    return {token: number for number, token in enumerate([*FAIRSEQ, *pieces])}
 
 
 # Each returns the tokenizer, given its files by name, its settings, and the name of what contains

@@ -50,49 +50,35 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    masks = batch_masks(batch, config)
-    memory = encode(
-        of_body,
-        body,
-        batch.src,
-        masks.src_mask,
-        src_positions=masks.src_positions,
-        dropout_key=dropout_key,
-        execution=execution,
-    )
-    hidden = decode(
-        of_body,
-        body,
-        batch.tgt_in,
-        memory,
-        tgt_mask=masks.tgt_mask,
-        src_mask=masks.memory_mask,
-        tgt_positions=masks.tgt_positions,
-        dropout_key=dropout_key,
-        execution=execution,
-    )
-
+    models = [(of_body, body, dropout_key)]
     if teacher is not None:
         check_teacher(teacher, config)
-        masks = batch_masks(batch, teacher.config)
+        models.append((teacher.params, teacher.config, None))
+    decoded = []  # the hidden states, then the logits of a teacher
+    for model_params, model_config, key in models:
+        masks = batch_masks(batch, model_config)
         memory = encode(
-            teacher.params,
-            teacher.config,
+            model_params,
+            model_config,
             batch.src,
             masks.src_mask,
             src_positions=masks.src_positions,
+            dropout_key=key,
             execution=execution,
         )
-        teacher_logits = decode(
-            teacher.params,
-            teacher.config,
+        hidden = decode(
+            model_params,
+            model_config,
             batch.tgt_in,
             memory,
             tgt_mask=masks.tgt_mask,
             src_mask=masks.memory_mask,
             tgt_positions=masks.tgt_positions,
+            dropout_key=key,
             execution=execution,
         )
+        decoded.append(hidden)
+    hidden, teacher_logits = decoded[0], decoded[-1]
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]

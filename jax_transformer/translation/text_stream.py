@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from jax_transformer.errors import BAD_LINES_NAMED, InputError
-from jax_transformer.runtime.distributed import library_digest
+from jax_transformer.storage.reading import library_digest
 from jax_transformer.text.text_files import (
     LONGEST_LINE,
     count_lines,

@@ -11,7 +11,7 @@ import pytest
 
 from jax_transformer.commands.compilation_cache import keep_compilations
 from jax_transformer.commands.sealed_cache import SealedCache
-from jax_transformer.storage.user_cache import user_cache
+from jax_transformer.storage.hub import user_cache
 
 KEY, PROGRAM = "jit_step-0123", np.random.default_rng(0).bytes(5_000)
 

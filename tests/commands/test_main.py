@@ -199,7 +199,7 @@ def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
 
-def command(*arguments):
+def command():
     if sys.argv[1] == "callback":  # which drops a KeyboardInterrupt, as one of jaxlib does
         gc.callbacks.append(interrupt)
         gc.collect()
@@ -212,7 +212,7 @@ def command(*arguments):
         threading.Timer(0.2, interrupt).start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
 
-main.run_command = command
+main.command_call = lambda *_: command
 main.main(["train"])
 """
 
@@ -228,10 +228,10 @@ def test_ctrl_c_is_one_line_and_code_130(place):
 def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
     handlers = []
 
-    def command(*_):
+    def command():
         handlers.append(signal.getsignal(signal.SIGINT))
 
-    monkeypatch.setattr(cli, "run_command", command)
+    monkeypatch.setattr(cli, "command_call", lambda *_: command)
     for before in (signal.default_int_handler, signal.SIG_IGN):
         old = signal.signal(signal.SIGINT, before)
         try:
@@ -247,14 +247,14 @@ def test_after_a_command_ctrl_c_is_as_before(monkeypatch):
 
 @pytest.mark.parametrize("is_buffered", [True, False])
 def test_output_that_cannot_be_written_is_one_line(monkeypatch, is_buffered):
-    monkeypatch.setattr(cli, "run_command", lambda *_: print("a report"))
+    monkeypatch.setattr(cli, "command_call", lambda *_: lambda: print("a report"))
     with io.TextIOWrapper(open("/dev/full", "wb", -is_buffered), write_through=True) as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert refused("average") == "error: standard output: No space left on device"
 
 
 def test_an_error_of_the_system_names_the_file(monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "run_command", lambda *_: (tmp_path / ("x" * 300)).stat())
+    monkeypatch.setattr(cli, "command_call", lambda *_: (tmp_path / ("x" * 300)).stat)
     assert refused("average") == f"error: {tmp_path / ('x' * 300)}: File name too long"
 
 
@@ -262,11 +262,11 @@ CLOSED = """
 import os, sys
 from jax_transformer.commands import main
 
-def command(*arguments):
+def command():
     opened = os.open(os.devnull, os.O_RDONLY)
     assert opened > 2, "a file would get what is printed"
 
-main.run_command = command
+main.command_call = lambda *_: command
 main.main(["train"])
 """
 
@@ -286,7 +286,7 @@ def test_translate_with_a_closed_stream_names_the_option(stream, option, monkeyp
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - cli.PARSES_ITSELF))
 def test_help_says_each_thing_where_it_is_asked_and_in_plain_words(command, capsys):
     with pytest.raises(SystemExit):
-        cli.run_command(command, "--help-all")
+        cli.command_call(command, "--help-all")()
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("As for ", "None", "(default: False", "(default: ()"):
         assert words not in shown
@@ -371,7 +371,7 @@ def test_a_value_in_a_message_is_cut_and_escaped(monkeypatch):
     def refuse(*_):
         raise InputError("x" * 5000, "second\nline \udcff")
 
-    monkeypatch.setattr(cli, "run_command", refuse)
+    monkeypatch.setattr(cli, "command_call", refuse)
     with pytest.raises(SystemExit) as left:
         cli.main(["average"])
     first, second = left.value.code.splitlines()

@@ -7,7 +7,7 @@ import pytest
 from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.text import prepare as text_prepare
-from jax_transformer.text import store, vocabulary
+from jax_transformer.text import samples, store
 from jax_transformer.tokenizers import train_byte_pair
 from tests.commands.training import FILES, WORDS, arguments, program, refused
 
@@ -35,7 +35,7 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     assert len(kept) == 3  # ids, index and manifest
 
     monkeypatch.setattr(text_prepare, "prepare", None)  # nothing is encoded again
-    monkeypatch.setattr(vocabulary, "train_byte_pair", None)
+    monkeypatch.setattr(samples, "train_byte_pair", None)
     program(*options, "--output=model")
     assert printed[0] in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in prepared_files()} == kept

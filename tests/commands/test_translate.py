@@ -179,6 +179,10 @@ SEARCHES = [
     ),
     ("--beam-size=3 --early-stopping=never", {"beam_size": 3, "early_stopping": "never"}),
     (
+        "--beam-size=3 --early-stopping=shrinking --max-length-factor=1.5",
+        {"beam_size": 3, "early_stopping": "shrinking", "max_length_factor": 1.5},
+    ),
+    (
         "--no-repeat-ngram-size=2 --repetition-penalty=1.3 --min-new-tokens=4 --max-new-tokens=9",
         {"no_repeat_ngram_size": 2, "repetition_penalty": 1.3}
         | {"min_new_tokens": 4, "max_new_tokens": 9},

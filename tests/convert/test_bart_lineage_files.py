@@ -10,7 +10,7 @@ import safetensors.numpy
 import torch
 
 from jax_transformer import TransformerConfig, apply
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json, notes
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
@@ -109,7 +109,7 @@ def test_m2m100_with_the_table_that_transformers_computes_in_float32():
 
 def test_layerdrop_is_said_once_and_goes_home(folder, tmp_path, capsys):
     source = folder("m2m_100", encoder_layerdrop=0.05, decoder_layerdrop=0.0)
-    run_command("convert", str(source), str(tmp_path / "home"), "--output-layout=m2m_100")
+    command_call("convert", str(source), str(tmp_path / "home"), "--output-layout=m2m_100")()
     lines = capsys.readouterr().out.splitlines()
     said = "config.json: encoder_layerdrop=0.05 is kept, but not applied in training"
     assert [line for line in lines if line.startswith("config.json")] == [said]

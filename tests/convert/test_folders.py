@@ -21,7 +21,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import formats
 from jax_transformer.tokenizers import train_byte_pair
-from jax_transformer.tokenizers.readers.sentencepiece import read_marian
+from jax_transformer.tokenizers.readers.classes import read_marian
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from tests.convert.families.case import foreign_model, transformers, write_tokenizer
@@ -63,7 +63,7 @@ def home(request, tmp_path_factory):
 @pytest.fixture
 def convert(capsys):
     def convert(*arguments):
-        cli.run_command("convert", *map(str, arguments))
+        cli.command_call("convert", *map(str, arguments))()
         return capsys.readouterr().out
 
     return convert

@@ -57,7 +57,7 @@ def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_pat
     layout = ("--output-layout", "pegasus", "--max-shard-size", "3KB")
 
     def convert(*arguments):
-        cli.run_command("convert", *map(str, arguments))
+        cli.command_call("convert", *map(str, arguments))()
 
     convert(home, tmp_path / "direct", *layout)
     assert "not carried over: pytorch_model.bin\n" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jax_transformer import TransformerConfig, Translator
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.translation.model_folder import load, save
 from tests.export.models import OTHER_FUNCTION, OTHERS, refusal, with_preset
 from tests.tiers import DISTINCT_PRESETS, tiered
@@ -127,7 +127,7 @@ print(json.dumps([tokenizer.decode(target) for target in ids]))
 def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     model = with_preset(base, "vaswani2017")
     save(tmp_path / "model", model)
-    run_command("export", str(tmp_path / "model"), str(tmp_path / "out"))
+    command_call("export", str(tmp_path / "model"), str(tmp_path / "out"))()
     assert "written: 16 of 16 random sources have the same translation" in capsys.readouterr().out
     lines = ["abc cab", "bead", "xyz uvw dab fed", "a"]
     command = [sys.executable, "-c", WITHOUT_THIS_LIBRARY, "float32", *lines]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import TransformerConfig, Translator, generate
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.tokenizers import separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
@@ -49,7 +49,7 @@ def exported(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     save(folder / "model", with_preset(base, "vaswani2017", **ONE_LAYER))
     with unchecked():
-        run_command("export", str(folder / "model"), str(folder / "out"), "--to", "onnx")
+        command_call("export", str(folder / "model"), str(folder / "out"), "--to", "onnx")()
     return folder
 
 

@@ -23,7 +23,7 @@ from jax_transformer import (
     init_cache,
     select_hypotheses,
 )
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.export import programs
 from jax_transformer.export.stablehlo_folder import export_stablehlo
 from jax_transformer.translation.model_folder import save
@@ -88,7 +88,7 @@ def sources(config, batch, length):
 def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     save(tmp_path / "model", base)
     command = [str(tmp_path / "model"), str(tmp_path / "out"), "--to", "stablehlo"]
-    run_command("export", *command)
+    command_call("export", *command)()
     line = "16 of 16 random sources have the same translation, id for id"
     assert f"out written: greedy: {line}; beam: {line}\n" in capsys.readouterr().out
     translator = Translator(base)
@@ -99,7 +99,7 @@ def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     logits = apply(base.params, base.config, np.array([[5, 6, 2], [7, 2, 0]]), tgt)
     assert json.loads(steps) == logits.argmax(-1).tolist()
     with pytest.raises(InputError, match="out: exists already; name another output"):
-        run_command("export", *command)
+        command_call("export", *command)()
 
 
 @pytest.mark.exhaustive
@@ -264,5 +264,5 @@ def test_options_are_refused_before_any_work(base, tmp_path):
         (["--to", "ctranslate2", "--beam", "3"], "--beam 3 is for --to stablehlo"),
     ):
         with pytest.raises(InputError, match=message):
-            run_command("export", *out, *flags)
+            command_call("export", *out, *flags)()
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

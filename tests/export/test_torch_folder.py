@@ -11,7 +11,7 @@ import torch
 
 import torch_reference
 from jax_transformer import InputError, TransformerConfig, generate
-from jax_transformer.commands.main import run_command
+from jax_transformer.commands.main import command_call
 from jax_transformer.storage import weights
 from jax_transformer.translation.model_folder import load, save
 from tests.convert.families.case import foreign_model, write_tokenizer
@@ -84,7 +84,7 @@ def own(base, tmp_path):
     """A folder of the command."""
     save(tmp_path / "model", with_preset(base, "bart", num_encoder_layers=1))
     with unchecked():
-        run_command("export", str(tmp_path / "model"), str(tmp_path / "own"), "--to", "torch")
+        command_call("export", str(tmp_path / "model"), str(tmp_path / "own"), "--to", "torch")()
     return tmp_path / "own"
 
 
@@ -130,11 +130,11 @@ def test_a_hugging_face_folder_comes_with_its_origin(tmp_path, capsys):
     foreign_model("pegasus", None, torch.bfloat16, **changes).save_pretrained(theirs)
     (theirs / "NOTES.txt").write_text("mine")
     with unchecked():
-        run_command("export", str(theirs), str(own), "--to", "torch")
+        command_call("export", str(theirs), str(own), "--to", "torch")()
     assert "converted from bfloat16 to float32" in capsys.readouterr().out
     assert {leaf.dtype for leaf in torch_reference.load(own).state_dict().values()} == {
         torch.float32
     }
-    run_command("convert", str(own), str(tmp_path / "home"), "--output-layout", "pegasus")
+    command_call("convert", str(own), str(tmp_path / "home"), "--output-layout", "pegasus")()
     for name in ("NOTES.txt", "generation_config.json", "spiece.model"):
         assert (tmp_path / "home" / name).read_bytes() == (theirs / name).read_bytes(), name

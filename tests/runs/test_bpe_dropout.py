@@ -6,7 +6,7 @@ import pytest
 
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import restore
-from jax_transformer.text.resampled import ResampledCorpus
+from jax_transformer.text.bpe_dropout import ResampledCorpus
 from tests.runs.kill_resume import Task, losses, state_digest, tiny_task
 from tests.runs.runs import quiet
 

@@ -11,11 +11,10 @@ from rich.console import Console
 from jax_transformer import InputError
 from jax_transformer.runs.arguments import Arguments
 from jax_transformer.runs.corpora import encode_corpora, read_corpora, try_corpora
-from jax_transformer.text import held_out as holding_out
 from jax_transformer.text import prepare as preparing
-from jax_transformer.text import vocabulary
-from jax_transformer.text.held_out import held_out
+from jax_transformer.text import samples
 from jax_transformer.text.parallel_text import Text
+from jax_transformer.text.samples import held_out
 from jax_transformer.text.store import read_entry, write_entry
 from jax_transformer.tokenizers import LineError, Tokenizer
 
@@ -44,7 +43,7 @@ def test_the_seed_alone_chooses_and_the_choice_is_kept(tmp_path, monkeypatch):
     text = numbered(200)
     chosen = {seed: held_out(tmp_path, text, 20, seed, QUIET)[0].tolist() for seed in (3, 4)}
     assert chosen[3] != chosen[4]
-    monkeypatch.setattr(holding_out, "chosen_pairs", None)  # the text is not read again
+    monkeypatch.setattr(samples, "chosen_pairs", None)  # the text is not read again
     assert held_out(tmp_path, text, 20, 3, QUIET)[0].tolist() == chosen[3]
 
 
@@ -177,7 +176,7 @@ def test_a_dry_run_reports_what_is_kept_and_writes_no_shard(settings):
 def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypatch):
     first = encode(settings)
     monkeypatch.setattr(preparing, "prepare", None)  # nothing is encoded again
-    monkeypatch.setattr(vocabulary, "train_byte_pair", None)
+    monkeypatch.setattr(samples, "train_byte_pair", None)
     again = encode(settings)
     assert again.sha256 == first.sha256
     assert again.tokenizer.digest() == first.tokenizer.digest()
@@ -220,7 +219,7 @@ def test_files_with_weights_are_mixed_by_them(settings):
     mixed = replace(settings, source=source, target=target, weights=(3.0, 1.0))
     corpus = encode(mixed).training
     assert len(corpus) == 2 * 298
-    numbers = corpus.order(0, range(400))
+    numbers = corpus.draw(0, range(400))[0]
     assert np.count_nonzero(numbers < 298) == 300
     of_first = numbers[numbers < 298].tolist()
     assert len(set(of_first[:298])) == 298  # every pair before one occurs again

@@ -1,6 +1,6 @@
 import pytest
 
-from jax_transformer.text import held_out, prepare
+from jax_transformer.text import prepare, samples
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def write(tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(prepare, "BLOCK_PAIRS", 40)
-    monkeypatch.setattr(held_out, "BLOCK_PAIRS", 40)
+    monkeypatch.setattr(samples, "BLOCK_PAIRS", 40)
 
 
 @pytest.fixture

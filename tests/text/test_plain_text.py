@@ -24,8 +24,8 @@ from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
 from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window, take_rows
+from jax_transformer.text.samples import Vocabulary, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
-from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import WORDS, corpus, corpus_of, lines, sides, write

@@ -79,7 +79,9 @@ def test_the_batches_of_each_window_have_an_order_of_their_own(small_windows):
     for window in range(layout.windows):
         plan = plan_window(corpus, settings, layout, 0, window)
         places = range(window * layout.window_pairs, (window + 1) * layout.window_pairs)
-        place_of = {number: place for place, number in enumerate(corpus.order(0, places).tolist())}
+        place_of = {
+            number: place for place, number in enumerate(corpus.draw(0, places)[0].tolist())
+        }
         orders.add(tuple(place_of[int(planned.members[0])] for planned in plan))
     assert len(orders) == layout.windows == 7
 

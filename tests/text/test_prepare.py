@@ -22,10 +22,9 @@ import pytest
 from rich.console import Console
 
 from jax_transformer.errors import InputError
-from jax_transformer.text import held_out as holding_out
 from jax_transformer.text import prepare as preparing
+from jax_transformer.text import samples
 from jax_transformer.text.encoding import Filters, encode_text
-from jax_transformer.text.held_out import chosen_pairs, held_out
 from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import (
     MANIFEST,
@@ -33,10 +32,9 @@ from jax_transformer.text.prepare import (
     corpus_folder,
     corpus_task,
     prepared_corpus,
-    without_duplicates,
 )
+from jax_transformer.text.samples import Vocabulary, chosen_pairs, held_out, trained_tokenizer
 from jax_transformer.text.store import read_entry, with_known_facts
-from jax_transformer.text.vocabulary import Vocabulary, trained_tokenizer
 from jax_transformer.tokenizers import LineError, Tokenizer, to_text
 from tests.text.texts import (
     FILTERS,
@@ -147,11 +145,11 @@ def test_pairs_that_the_tokenizer_refuses_are_bad_lines(tmp_path, one_process, m
 CRASHES = """
 import os, signal, sys
 from pathlib import Path
-from jax_transformer.text import held_out, prepare
+from jax_transformer.text import prepare, samples
 from tests.text.texts import corpus, write_bad
 
 folder, moments = Path(sys.argv[1]), 0
-prepare.BLOCK_PAIRS = held_out.BLOCK_PAIRS = 40
+prepare.BLOCK_PAIRS = samples.BLOCK_PAIRS = 40
 prepare._on_all_cores = lambda works: (work() for work in works)
 
 def killed_at(function, moment):
@@ -198,11 +196,11 @@ def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_pat
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from jax_transformer.text import held_out, prepare
+from jax_transformer.text import prepare, samples
 from tests.text.texts import corpus, write, lines
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker
-prepare.BLOCK_PAIRS = held_out.BLOCK_PAIRS = 40
+prepare.BLOCK_PAIRS = samples.BLOCK_PAIRS = 40
 folder = Path(sys.argv[1])
 corpus(folder / "store", write(folder, *lines(4_000)))
 """
@@ -295,8 +293,6 @@ def test_of_two_at_once_one_prepares_and_one_waits(
         console = quiet()
         console.print = lambda line: (said.append(line), ready.set())
         work = corpus_task(text, TOKENIZER, FILTERS, {}, drop_duplicates)
-        if drop_duplicates:
-            work = without_duplicates(tmp_path, work, console)
         corpora.append(prepared_corpus(tmp_path, work, console))
 
     monkeypatch.setattr(Text, "blocks", blocks)
@@ -420,7 +416,7 @@ def test_of_a_text_of_newlines_a_bounded_number_of_pairs_is_looked_at(tmp_path, 
     for path in paths:
         path.write_bytes(gzip.compress(content, compresslevel=1))
     text = TextFiles(paths[:1], paths[1:])
-    monkeypatch.setattr(holding_out, "MOST_CANDIDATES", 2**12)
+    monkeypatch.setattr(samples, "MOST_CANDIDATES", 2**12)
     text = with_known_facts(tmp_path / "store", text, quiet())
     with pytest.raises(InputError, match=r"text on both sides (in|among) 4,096"):
         held_out(tmp_path / "store", text, 10, 0, quiet())

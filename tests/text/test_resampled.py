@@ -5,14 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jax_transformer.text import resampled
+from jax_transformer.text import bpe_dropout
 from jax_transformer.text.batches import epoch_batches
+from jax_transformer.text.bpe_dropout import BPEDropout, ResampledCorpus
 from jax_transformer.text.encoding import encode_text
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import epoch_layout
-from jax_transformer.text.resampled import ResampledCorpus
 from jax_transformer.tokenizers import train_byte_pair
-from jax_transformer.tokenizers.bpe_dropout import BPEDropout
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import WORDS, lines, sides
 
@@ -40,7 +39,7 @@ def test_the_order_of_reading_changes_nothing(monkeypatch):
     whole = pairs_of().read(np.arange(120))
     assert whole.ids.tolist() == [token for pair in range(120) for token in expected[pair][0]]
     few = pairs_of()
-    monkeypatch.setattr(resampled, "MOST_CACHED", 5)
+    monkeypatch.setattr(bpe_dropout, "MOST_PAIRS", 5)
     assert ids_by_pair(few, [*order, *order]) == expected
     assert len(few._cache) == 5
     at_once = few.read(np.arange(120))  # more than are kept

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_transformer.text.vocabulary import LONGEST_WORD, has_long_word, sampled
-from jax_transformer.tokenizers import byte_pair, train_byte_pair
+from jax_transformer.text.samples import LONGEST_WORD, has_long_word, sampled
+from jax_transformer.tokenizers import train_byte_pair, trained
 
 
 @given(count=st.integers(1, 60), pairs=st.integers(0, 10**12), seed=st.integers(0, 2**32 - 1))
@@ -29,7 +29,7 @@ def test_words_that_would_take_the_trainer_long_are_long():
     short = [long, f"{long}。{long}", f"{long} {long}", f"{long}+{long}", "a," * LONGEST_WORD]
     assert not any(map(has_long_word, short))
     assert all(map(has_long_word, [long + "字", f"a {marks} b", "x" * 10**5, f"{long}\u0301"]))
-    words = functools.partial(byte_pair.words, train_byte_pair(["a b"], 10))
+    words = functools.partial(trained.words, train_byte_pair(["a b"], 10))
     assert max(map(len, (word for line in short for word in words(f" {line}")))) == LONGEST_WORD + 1
     assert len(words(f"a {marks} b")[1]) == LONGEST_WORD + 2  # with its space
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading, TextFiles
-from jax_transformer.text.prepare import corpus_task, prepared_corpus, without_duplicates
+from jax_transformer.text.prepare import corpus_task, prepared_corpus
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import train_byte_pair
@@ -64,8 +64,7 @@ def write_bad(folder, count):
 
 def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=False):
     text = with_known_facts(store, text, quiet())
-    work = corpus_task(text, tokenizer, filters, {}, drop_duplicates)
-    return without_duplicates(store, work, quiet()) if drop_duplicates else work
+    return corpus_task(text, tokenizer, filters, {}, drop_duplicates)
 
 
 def corpus(store, text, **options):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jax_transformer.errors import InputError
+from jax_transformer.text.bpe_dropout import EVERY_MERGE, BPEDropout
 from jax_transformer.tokenizers import parse_byte_pair, separate, train_byte_pair
-from jax_transformer.tokenizers.bpe_dropout import EVERY_MERGE, BPEDropout
 from tests.tiers import tiered_rows
 
 LINES = [
@@ -154,7 +154,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     ids = encoded(tokenizer, " ".join(LINES[:3]))
     kept = BPEDropout(tokenizer, 0.3)
     before = [kept.encode(ids, (i,)).tolist() for i in range(50)]
-    monkeypatch.setattr("jax_transformer.tokenizers.bpe_dropout.MOST_CACHED", 4)
+    monkeypatch.setattr("jax_transformer.text.bpe_dropout.MOST_CACHED", 4)
     forgetful = BPEDropout(tokenizer, 0.3)
     assert [forgetful.encode(ids, (i,)).tolist() for i in range(50)] == before
     assert len(forgetful._cache) <= 4 < len(kept._cache)

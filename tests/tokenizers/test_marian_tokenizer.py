@@ -11,7 +11,8 @@ import pytest
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description
-from jax_transformer.tokenizers.readers.sentencepiece import FILES, read_marian, read_sentencepiece
+from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES, read_sentencepiece
+from jax_transformer.tokenizers.readers.classes import read_marian
 from tests.tokenizers.sentencepiece_models import write_marian
 
 
@@ -82,7 +83,7 @@ def test_whatever_decides_ids_changes_the_digest(folder):
 
 
 def test_a_truncated_model_is_refused_at_every_length(shared):
-    contents = {name: (shared / name).read_bytes() for name in FILES["marian"]}
+    contents = {name: (shared / name).read_bytes() for name in SENTENCEPIECE_FILES["marian"]}
     whole = contents["source.spm"]
     ends = [0]  # of the pieces: a file that ends between two of them is well-formed
     while whole[ends[-1]] == 0x0A:
@@ -90,7 +91,7 @@ def test_a_truncated_model_is_refused_at_every_length(shared):
     assert len(ends) > 100
     for length in (*ends, *range(1, len(whole), 9973), len(whole) - 1):
         damaged = {"source.spm": whole[:length]}
-        with pytest.raises(InputError, match=r"source\.spm: is not a (whole )?sentencepiece model"):
+        with pytest.raises(InputError, match=r"source\.spm: is not a sentencepiece model"):
             read_sentencepiece(contents | damaged, {"rule": "marian"}, "x")
 
 

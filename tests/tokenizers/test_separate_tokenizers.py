@@ -4,7 +4,7 @@ import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import describe, from_description, separate, train_byte_pair
-from jax_transformer.tokenizers.readers.sentencepiece import read_marian
+from jax_transformer.tokenizers.readers.classes import read_marian
 from tests.tokenizers.class_folders import came_back
 from tests.tokenizers.sentencepiece_models import write_marian
 

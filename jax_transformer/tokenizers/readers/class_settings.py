@@ -12,7 +12,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.reading import read_json
-from jax_transformer.tokenizers.languages import Languages
+from jax_transformer.tokenizers.tokenizer import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
@@ -161,6 +161,41 @@ def tokens_to_add(
     for token in [*extra_tokens(values), *more]:
         add(token, token, not isinstance(token, Mapping))
     return [*added.values()]
+
+
+def added_settings(
+    values: Mapping[str, Any],
+    vocabulary: Mapping[str, int],
+    known: Mapping[str, int],
+    path: Path,
+    by_flag: bool = False,
+) -> dict[str, Any]:
+    """Return the settings of the tokens that are added to a vocabulary.
+
+    Args:
+        values: The content of tokenizer_config.json.
+        known: The ids of the special tokens that the class has; those of other special tokens that
+            the vocabulary lacks follow its own.
+        path: The file, for error messages.
+        by_flag: Whether a token with the flag "special" is special, and not only one that is listed
+            among the special ones: as in the classes of the library tokenizers.
+    """
+    ids, added, special = {**vocabulary, **known}, dict(known), {*known}
+    for token_id, token in (values.get("added_tokens_decoder") or {}).items():
+        if (text := content(token)) in known:
+            continue
+        if any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
+            raise InputError(
+                f"{path}: the token {text!r:.60} has lstrip, rstrip or single_word, which are "
+                "not supported; remove them"
+            )
+        added[text] = ids[text] = int(token_id)
+        special |= {text} if by_flag and token.get("special") else set()
+    for text in map(content, extra_tokens(values)):
+        added.setdefault(text, ids.setdefault(text, len(ids)))
+        special.add(text)
+    ordinary = [token for token in added if token not in special]
+    return {"added_tokens": added, "ordinary_tokens": ordinary}
 
 
 def codes_in(vocabulary: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:

@@ -13,14 +13,23 @@ from typing import Any, NamedTuple
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.storage.marian_files import vocabularies_of
+from jax_transformer.tokenizers.formats import (
+    SENTENCEPIECE,
+    SENTENCEPIECE_FILES,
+    TARGET_VOCABULARY,
+    fairseq_ids,
+    read_sentencepiece,
+)
 from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
     M2M100_CODES,
     MBART_50_CODES,
     MBART_CODES,
+    NEEDED,
     TOKENIZER_CONFIG,
     USUAL,
     LanguageRule,
+    added_settings,
     class_of,
     class_settings,
     codes_in,
@@ -51,15 +60,6 @@ from jax_transformer.tokenizers.readers.model_files import (
     read_files,
     read_vocabulary,
 )
-from jax_transformer.tokenizers.readers.sentencepiece import (
-    FILES,
-    SENTENCEPIECE,
-    added_settings,
-    fairseq_ids,
-    read_marian,
-    read_sentencepiece,
-    written_tokens,
-)
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
@@ -76,6 +76,12 @@ def _read(
 ) -> Tokenizer:
     """Return the tokenizer in files that the library tokenizers reads."""
     values, usual = read_tokenizer_config(folder), described.usual
+    if described.sentinels:
+        numbers = range(values.get("extra_ids", described.sentinels))
+        extra = [f"<extra_id_{number}>" for number in numbers]
+        # A sentencepiece model of T5 is followed by the last one first.
+        more_tokens = extra if files.kind == BYTES else extra[::-1]
+        described = described._replace(more_tokens=more_tokens, unnamed=extra)
     said = {key: values[key] for key in described.options if isinstance(values.get(key), bool)}
     splitting = {
         "rule": described.split,
@@ -132,6 +138,7 @@ class TokenizerClass(NamedTuple):
     # Keys of tokenizer_config.json that decide how, and what an absent one means.
     options: Mapping[str, bool | None] = MappingProxyType({})
     more_tokens: Sequence[str] = ()  # behind the vocabulary of a sentencepiece model
+    sentinels: int = 0  # the same and without names: so many where "extra_ids" is absent
     # Special tokens that tokenizer_config.json need not name: by their names, and without names.
     usual: Mapping[str, Any] = USUAL
     unnamed: Sequence[str] = ()
@@ -171,21 +178,6 @@ def _read_alone(
     return _read(folder, config, files, described)
 
 
-def _with_sentinels(count: int, last_first: bool) -> Reader:
-    """Return a reader of tokenizers whose sentinels, `count` by default, follow the vocabulary."""
-
-    def read(
-        folder: Path, config: TransformerConfig, files: Format, described: TokenizerClass
-    ) -> Tokenizer:
-        numbers = range(read_tokenizer_config(folder).get("extra_ids", count))
-        extra = [f"<extra_id_{number}>" for number in numbers]
-        more_tokens = extra[::-1] if last_first else extra
-        described = described._replace(more_tokens=more_tokens, unnamed=extra)
-        return _read(folder, config, files, described)
-
-    return read
-
-
 def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder().values()
     extra_ids = sum(token.content.startswith("<extra_id_") for token in added)
@@ -206,6 +198,50 @@ def _read_nllb(
 
 
 # Classes of sentencepiece.
+
+
+def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokenizer:
+    """Return the tokenizer in a folder; without a config padding is the start token of targets."""
+    values, path = read_tokenizer_config(folder), folder / TOKENIZER_CONFIG
+    for key in ("sp_model_kwargs", "split_special_tokens"):
+        if values.get(key):
+            raise InputError(f"{path}: {key}={values[key]!r:.60} is not supported; remove it")
+    names = [VOCABULARY, TARGET_VOCABULARY] if values.get("separate_vocabs") else [VOCABULARY]
+    contents = read_files(folder, dict.fromkeys((*SENTENCEPIECE_FILES["marian"], *names)))
+    source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
+    settings = class_settings(folder / VOCABULARY, source, config)
+    tokens = special_tokens(values)
+    needed = {tokens[key]: source[tokens[key]] for key in NEEDED}
+    for token, token_id in needed.items() if target else ():
+        if target[0].get(token) != token_id:
+            raise InputError(
+                f"{folder}: {token!r} must have one id, but has {token_id} in {VOCABULARY} and "
+                f"{target[0].get(token)} in {TARGET_VOCABULARY}"
+            )
+    settings |= {"class_name": "MarianTokenizer", "rule": "marian"}
+    settings |= added_settings(values, source, needed, path)
+    if target and config is not None:
+        settings["tgt_vocab_size"] = config.tgt_vocab_size
+    return read_sentencepiece(contents, settings, str(folder))
+
+
+def written_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
+    added = tokenizer.settings["added_tokens"]
+    tokens = {token_id: token for token, token_id in reversed(added.items())}
+    named = {f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in NEEDED}
+    ordinary = tokenizer.settings.get("ordinary_tokens", [])
+    more = {token: i for token, i in added.items() if token not in named.values()}
+    special = [token for token in more if token not in ordinary]
+    flags = dict.fromkeys(FLAGS, False)
+    decoder = {
+        str(i): {**flags, "content": token, "special": token in special}
+        for token, i in more.items()
+    }
+    written = {**named, "added_tokens_decoder": decoder, "extra_special_tokens": special}
+    if tokenizer.settings["rule"] == "marian":
+        written["separate_vocabs"] = TARGET_VOCABULARY in tokenizer.contents
+    return {key: value for key, value in written.items() if value not in ({}, [])}
 
 
 def _read_mbart(
@@ -255,7 +291,7 @@ _MASK = {"content": "<mask>", "lstrip": True}  # with the space before it
 PLAIN_NAME = "TokenizersBackend"
 CLASSES = {
     "MarianTokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["marian"]),),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["marian"]),),
         reader=lambda folder, config, *_: read_marian(folder, config),
         settings=written_tokens,
     ),
@@ -268,15 +304,15 @@ CLASSES = {
     # T5, ByT5 and Pegasus: EOS after the text.
     "T5Tokenizer": TokenizerClass(
         formats=(_JSON, _T5_MODEL),
-        reader=_with_sentinels(100, last_first=True),
         settings=_t5_settings,
+        sentinels=100,
         split="t5",
         usual=_T5_USUAL,
     ),
     "ByT5Tokenizer": TokenizerClass(
         formats=(Format(BYTES, ()),),
-        reader=_with_sentinels(125, last_first=False),
         settings=_t5_settings,
+        sentinels=125,
         usual={
             key: {"content": token, "lstrip": True, "rstrip": True}
             for key, token in _T5_USUAL.items()
@@ -322,7 +358,7 @@ CLASSES = {
     # NLLB: eng_Latn X </s>, or X </s> eng_Latn with its legacy behaviour. Except in mBART, the
     # target's code is forced as the first token.
     "MBartTokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["mbart"]), _JSON),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["mbart"]), _JSON),
         reader=_read_mbart,
         settings=lambda tokenizer: (
             _written(tokenizer) if tokenizer.kind == TOKENIZER_JSON else written_tokens(tokenizer)
@@ -348,7 +384,7 @@ CLASSES = {
         usual={**USUAL, "mask": {**_MASK, "normalized": True}},
     ),
     "M2M100Tokenizer": TokenizerClass(
-        formats=(Format(SENTENCEPIECE, FILES["m2m_100"]),),
+        formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["m2m_100"]),),
         reader=_read_m2m100,
         settings=lambda tokenizer: {
             **written_tokens(tokenizer),

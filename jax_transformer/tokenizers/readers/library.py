@@ -19,7 +19,6 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers.readers.limits import check_tokenizer_json, check_tokens
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
     MBART_MODEL,
@@ -29,6 +28,8 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     WORD_PIECES,
     character_map,
+    check_tokenizer_json,
+    check_tokens,
     read_model,
     read_vocabulary,
 )
@@ -37,7 +38,10 @@ from jax_transformer.tokenizers.tokenizer import DEFAULTS, Tokenizer
 
 TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM = "tokenizer_json", "byte_level", "sentencepiece_unigram"
 WORD_PIECE, BYTES = "word_piece", "bytes"
-UNIGRAM_FILES = {"t5": T5_MODEL, "pegasus": T5_MODEL, "mbart_50": MBART_MODEL}  # by the rule
+# By the kind; those of a unigram model by the rule.
+FILES = {TOKENIZER_JSON: (TOKENIZER_FILE,), BYTE_LEVEL: (VOCABULARY, MERGES)}
+FILES |= {WORD_PIECE: (WORD_PIECES,), BYTES: ()}
+UNIGRAM_FILES = {"t5": T5_MODEL, "pegasus": T5_MODEL, "mbart_50": MBART_MODEL}
 # Ids that a vocabulary may have: the library takes memory for each, and aborts without.
 MOST_IDS = 2**24
 # The usual names of special tokens, the most frequent name first.
@@ -69,13 +73,7 @@ def library_of(
     """
     values = DEFAULTS | settings
     unigram_file = UNIGRAM_FILES.get(str(values["rule"]), " or ".join({*UNIGRAM_FILES.values()}))
-    files = {
-        TOKENIZER_JSON: [TOKENIZER_FILE],
-        BYTE_LEVEL: [VOCABULARY, MERGES],
-        UNIGRAM: [unigram_file],
-        WORD_PIECE: [WORD_PIECES],
-        BYTES: [],
-    }[kind]
+    files = FILES.get(kind, (unigram_file,))
     if set(contents) != set(files):
         raise InputError(f"{name}: a tokenizer of this kind is {' and '.join(files) or 'no file'}")
     first = contents[files[0]] if files else b""
@@ -264,5 +262,4 @@ def parse(content: str | bytes, name: str) -> tokenizers.Tokenizer:
     return library
 
 
-KINDS = (TOKENIZER_JSON, BYTE_LEVEL, UNIGRAM, WORD_PIECE, BYTES)
-READERS = {kind: functools.partial(read_library, kind) for kind in KINDS}
+READERS = {kind: functools.partial(read_library, kind) for kind in (*FILES, UNIGRAM)}

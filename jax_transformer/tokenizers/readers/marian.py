@@ -12,18 +12,18 @@ from typing import NamedTuple
 from jax_transformer.errors import InputError
 from jax_transformer.storage.marian_files import MAPPINGS, SPLITTERS, SPM
 from jax_transformer.storage.yaml_file import read_words
+from jax_transformer.tokenizers.formats import (
+    MARIAN_NPZ,
+    SENTENCEPIECE,
+    TARGET_VOCABULARY,
+    read_sentencepiece,
+)
 from jax_transformer.tokenizers.readers.library import MOST_IDS
 from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     read_files,
     read_model,
     read_vocabulary,
-)
-from jax_transformer.tokenizers.readers.sentencepiece import (
-    MARIAN_NPZ,
-    SENTENCEPIECE,
-    TARGET_VOCABULARY,
-    read_sentencepiece,
 )
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 

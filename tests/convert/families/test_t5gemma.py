@@ -307,9 +307,9 @@ def test_the_command_line_adapts_and_refuses_others(tmp_path, capsys):
     folder.mkdir()
     size = len(write_gemma(folder, add_bos_token=True))
     gemma("t5gemma", vocab_size=size).save_pretrained(folder)
-    cli.run_command(
+    cli.command_call(
         *("convert", str(folder), str(tmp_path / "new"), "--adapt", "--output-layout", "t5gemma")
-    )
+    )()
     assert f"{tmp_path / 'new'} written" in capsys.readouterr().out
     loaded = transformers.T5GemmaForConditionalGeneration.from_pretrained(tmp_path / "new")
     assert loaded.config.encoder.hidden_size == 24
@@ -397,8 +397,8 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     changes |= {"intermediate_size": 128, "sliding_window": 8, "max_position_embeddings": 64}
     folder_with_tokenizer(tmp_path / "model", name, lines, drawn=False, **changes)
     options = [f"--steps={steps}", f"--evaluation-interval={steps}"]
-    cli.run_command("train", "--init=model", "--output=run", "--warmup-steps=50", *options)
-    cli.run_command("convert", "run/model", "home", f"--output-layout={name}")
+    cli.command_call("train", "--init=model", "--output=run", "--warmup-steps=50", *options)()
+    cli.command_call("convert", "run/model", "home", f"--output-layout={name}")()
     model_class = getattr(transformers, FAMILIES[name].architecture)
     model, report = model_class.from_pretrained("home", output_loading_info=True)
     assert not any(report.values())

@@ -32,25 +32,25 @@ def test_its_commands_run_and_what_they_write_goes_home():
     commands = re.findall(r"^jax-transformer (convert .*)$", DOCUMENT, re.MULTILINE)
     assert len(commands) == len(TRAINERS)
     for command in commands:
-        cli.run_command(*shlex.split(command))
+        cli.command_call(*shlex.split(command))()
         written, layout = re.search(r"(\S+\.safetensors) --layout (\S+)", command).groups()
         recorded = files.read_metadata(written)["config"]
         assert json.loads(recorded)["num_heads"] == 4
         Path("config.json").write_text(recorded)
-        cli.run_command("convert", written, f"{layout}.pt", f"--output-layout={layout}")
+        cli.command_call("convert", written, f"{layout}.pt", f"--output-layout={layout}")()
         options = (f"--layout={layout}", "--config=config.json", "--overwrite")
-        cli.run_command("convert", f"{layout}.pt", "again.safetensors", *options)
+        cli.command_call("convert", f"{layout}.pt", "again.safetensors", *options)()
         assert_same_tensors(files.read("again.safetensors"), files.read(written))
 
 
 def test_verify_takes_a_checkpoint(capsys):
-    cli.run_command("verify", "joeynmt/best.ckpt", "--layout=joeynmt")
+    cli.command_call("verify", "joeynmt/best.ckpt", "--layout=joeynmt")()
     assert "\na agrees with b\n" in capsys.readouterr().out
 
 
 def test_heads_are_for_checkpoints_alone():
     with pytest.raises(InputError, match="--num-heads 4 is for the checkpoints of"):
-        cli.run_command("convert", "x.safetensors", "y.safetensors", "--num-heads=4")
+        cli.command_call("convert", "x.safetensors", "y.safetensors", "--num-heads=4")()
 
 
 def test_its_python_runs_and_prints_what_it_says(capsys):
@@ -63,9 +63,9 @@ def test_its_python_runs_and_prints_what_it_says(capsys):
     names = runpy.run_path("snippet.py")
     assert capsys.readouterr().out.strip() in snippet
     assert_same_tensors(names["home"], weights)
-    cli.run_command("convert", "joeynmt/best.ckpt", "joeynmt.safetensors", "--layout=joeynmt")
+    cli.command_call("convert", "joeynmt/best.ckpt", "joeynmt.safetensors", "--layout=joeynmt")()
     options = ("--output-layout=joeynmt", "--buffers=joeynmt/best.ckpt")
-    cli.run_command("convert", "joeynmt.safetensors", "home.pt", *options)
+    cli.command_call("convert", "joeynmt.safetensors", "home.pt", *options)()
     assert_same_tensors(files.read("home.pt"), weights)
 
 
