@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import generate
 from jax_transformer.convert.huggingface import from_huggingface
 from tests.convert.families.bart_lineage import sinusoids
 from tests.decoding.float64_torch import Float64Torch
-from tests.decoding.plain import STATIC
+from tests.decoding.plain import quick_generate
 from tests.parity.ladder import ROUNDED, score_error
 from tests.tiers import tiered
 
@@ -36,8 +35,6 @@ STARTS = np.random.default_rng(4).integers(1, PAD, BATCH)
 RAGGED = np.arange(2) < (ROWS % 3)[:, None]
 LIMITS = np.array([LONGEST, 5, 1, 3])[ROWS % 4]
 SEQUENCES = ((5,), (EOS,), (7, 8), (PAD, 9), (3, 4, 5), (11, 11))
-
-quick_generate = jax.jit(generate, static_argnames=STATIC)
 
 
 def models():

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -100,11 +99,8 @@ def speaker(name):
 
 
 @pytest.fixture(autouse=True)
-def float64_search(monkeypatch):
+def float64_search(x64, monkeypatch):
     monkeypatch.setattr(transformers.generation.utils, "torch", Float64Torch())
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def defaults_of(name):

@@ -1,5 +1,6 @@
 """A search in slots finds what `generate` finds, whenever and wherever a source enters."""
 
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -41,6 +42,7 @@ SHAPES = {
     "recurrence": ("ssru", {}),
 }
 EXECUTION = SearchExecution()
+greedy_slots = partial(SlotSearch, source_length=9, beam_size=1, execution=EXECUTION)
 
 
 @pytest.fixture
@@ -155,15 +157,7 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
         src = np.full((2, 9), 5 + first, np.int32)
         src[0, 3] = 35 if first == 4 else 6
         groups.append(Group([first, first + 1], src, selection))
-    slots = SlotSearch(
-        params=(broken,),
-        configs=(config,),
-        num_slots=4,
-        source_length=9,
-        target_length=9,
-        beam_size=1,
-        execution=EXECUTION,
-    )
+    slots = greedy_slots(params=(broken,), configs=(config,), num_slots=4, target_length=9)
     failed = {member: failed_at for member, _, failed_at in search_all(slots, groups)}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
@@ -173,15 +167,7 @@ def test_a_search_runs_on_after_the_steps_that_an_integer_can_count(model):
     params, config = model
 
     def found(steps_before):
-        slots = SlotSearch(
-            params=(params,),
-            configs=(config,),
-            num_slots=8,
-            source_length=9,
-            target_length=STEPS,
-            beam_size=1,
-            execution=EXECUTION,
-        )
+        slots = greedy_slots(params=(params,), configs=(config,), num_slots=8, target_length=STEPS)
         ended = []
         for first in (0, 4):
             rows = np.arange(first, first + 4)

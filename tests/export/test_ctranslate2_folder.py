@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +9,7 @@ from jax_transformer import TransformerConfig, Translator
 from jax_transformer.commands.main import command_call
 from jax_transformer.translation.model_folder import load, save
 from tests.export.models import OTHER_FUNCTION, OTHERS, refusal, with_preset
+from tests.programs import run_python
 from tests.tiers import DISTINCT_PRESETS, tiered
 
 ctranslate2_folder = pytest.importorskip("jax_transformer.export.ctranslate2_folder")
@@ -130,9 +129,7 @@ def test_the_command_and_text_without_this_library(base, tmp_path, capsys):
     command_call("export", str(tmp_path / "model"), str(tmp_path / "out"))()
     assert "written: 16 of 16 random sources have the same translation" in capsys.readouterr().out
     lines = ["abc cab", "bead", "xyz uvw dab fed", "a"]
-    command = [sys.executable, "-c", WITHOUT_THIS_LIBRARY, "float32", *lines]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", WITHOUT_THIS_LIBRARY, "float32", *lines, cwd=tmp_path)
     results = Translator(model)(lines, beam_size=1, max_new_tokens=20)
     assert json.loads(done.stdout) == [result.text for result in results]
 

@@ -1,8 +1,6 @@
 """Models exported for PyTorch: two lines load them, and they translate and train alike."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from tests.parity.measure import (
     training_errors,
     worst,
 )
+from tests.programs import run_python
 from tests.tiers import tiered
 
 torch_folder = pytest.importorskip("jax_transformer.export.torch_folder")
@@ -91,9 +90,7 @@ def own(base, tmp_path):
 @pytest.mark.exhaustive
 def test_two_lines_load_it_where_jax_is_not_installed(own):
     root = Path(torch_reference.__file__).parents[1]
-    command = [sys.executable, "-c", TWO_LINES, str(own)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", TWO_LINES, own, cwd=root)
     config, params, *_ = load(own)
     best = generate(params, config, np.array([[5, 6, 7, 2]], np.int32), max_new_tokens=9)
     assert json.loads(done.stdout) == best.tokens[0, 0].tolist()

@@ -5,9 +5,6 @@ this file prints what it finds: a process of its own can have eight devices.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +14,7 @@ from jax.sharding import use_abstract_mesh
 
 from jax_transformer.kernels.dropout import dropout
 from jax_transformer.runtime.sharding import make_mesh, row_sharding
+from tests.programs import run_python
 
 RATE = 0.3
 
@@ -36,18 +34,8 @@ def generated_masks():
 
 
 @pytest.mark.exhaustive
-def test_each_device_draws_its_own_rows(request):
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.model.test_dropout_meshes"],
-        cwd=request.config.rootpath,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_each_device_draws_its_own_rows():
+    report = json.loads(run_python("-m", "tests.model.test_dropout_meshes", devices=8).stdout)
     assert report["rows"] == 16
     assert abs(report["kept"] - (1 - RATE)) < 0.02  # 5 standard deviations
 

@@ -117,26 +117,6 @@ def test_targets_see_no_later_target(model):
         assert not np.allclose(before[:, 6:], after[:, 6:], atol=1e-3)
 
 
-def test_padding_of_a_source_counts_for_nothing():
-    config = small_config("pre_norm")
-    params = random_params(config)
-    src, tgt = random_tokens(config)
-    longer = np.pad(src, ((0, 0), (0, 5)), constant_values=config.pad_id)
-    before, after = (run(params, config, source, tgt) for source in (src, longer))
-    assert error(after, before) <= ROUNDED
-
-
-@pytest.mark.parametrize("bad", [41, -1])
-def test_id_outside_the_vocabulary_is_nan_under_jit(bad):
-    # Nothing can be refused inside a compiled program, but nothing may pass for another token.
-    config = small_config("vaswani2017")
-    src, tgt = random_tokens(config)
-    src[2, 0] = bad
-    logits = run(random_params(config), config, src, tgt)
-    assert np.isnan(logits[2]).all()
-    assert np.isfinite(logits[:2]).all()
-
-
 @pytest.mark.parametrize("name", ["src", "tgt"])
 def test_sequence_beyond_the_position_table_is_refused(name):
     config = small_config("pre_norm", max_length=11)

@@ -1,6 +1,7 @@
 """The mean of a run's checkpoints: by hand, from the command line, and what is refused."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -39,8 +40,7 @@ def test_the_last_checkpoints_count(run):
     _, params, steps = average_run(run, last=2)
     assert steps == (4, 5)
     expected = jax.tree.map(lambda *leaves: sum(leaves) / 2, *(one.eval_params for one in states))
-    for one, other in zip(*map(jax.tree.leaves, (params, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), params, expected)
 
 
 @pytest.mark.parametrize(("options", "last"), [((), None), (("--last=2",), 2)])
@@ -54,8 +54,7 @@ def test_the_command_line_writes_a_model(run, tmp_path, capsys, options, last):
     assert written.config == settings.config
     assert written.tokenizer.digest() == settings.tokenizer.digest()
     assert (written.generation, read_origin(output)) == (runs.GENERATION, runs.ORIGIN)
-    for one, other in zip(*map(jax.tree.leaves, (written.params, params)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, written.params, params)
     with pytest.raises(SystemExit, match="exists already"):
         cli.main(command)
 

@@ -16,7 +16,7 @@ from jax_transformer.text import samples
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.samples import held_out
 from jax_transformer.text.store import read_entry, write_entry
-from jax_transformer.tokenizers import LineError, Tokenizer
+from tests.text.texts import refuse_lines
 
 QUIET = Console(file=io.StringIO(), soft_wrap=True)
 
@@ -135,16 +135,8 @@ def test_a_held_out_pair_that_the_tokenizer_refuses_is_dropped_too(settings, mon
     settings = replace(
         settings, valid_source=None, valid_target=None, valid_pairs=40, bad_lines="skip"
     )
-    encode_source = Tokenizer.encode_source
-
-    def encode_but_three(tokenizer, lines, *rest):
-        for row, line in enumerate(lines):
-            if "drei 3" in line:
-                raise LineError(row, "is no source")
-        return encode_source(tokenizer, lines, *rest)
-
     corpora = read_corpora(settings, None, QUIET)
-    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_three)
+    refuse_lines(monkeypatch, "encode_source", "drei 3", "is no source")
     refused = sum("drei 3" in line for line in corpora.validation[0].sources)
     assert refused > 1
     found = encode_corpora(corpora, settings, QUIET)

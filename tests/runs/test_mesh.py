@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -50,6 +49,7 @@ from jax_transformer.training.step import (
 from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
+from tests.programs import run_python
 from tests.runs.runs import same_bits
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
@@ -347,16 +347,8 @@ def main():
 
 def run_child(*arguments):
     """Return what a process with eight devices prints, and its log."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runs.test_mesh", *arguments],
-        cwd=Path(__file__).parents[2],
-        env=os.environ
-        | {"JAX_COMPILATION_CACHE_DIR": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    cache = {"JAX_COMPILATION_CACHE_DIR": "", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+    done = run_python("-m", "tests.runs.test_mesh", *arguments, environment=cache)
     return json.loads(done.stdout), done.stderr
 
 

@@ -5,9 +5,6 @@ A process of its own has eight devices. By hand: `python -m tests.runs.test_plai
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,6 +14,7 @@ from jax_transformer.runs.mesh import sharded_epoch
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.plan import epoch_layout
 from jax_transformer.training.step import sharded_init_state, sharded_train_step
+from tests.programs import run_python
 from tests.runs.kill_resume import Task, tiny_task
 
 STEPS = 3  # of an epoch
@@ -58,9 +56,7 @@ def main():
 
 @pytest.mark.exhaustive
 def test_eight_devices_have_the_batches_and_the_losses_of_one():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.runs.test_plain_text_mesh"]
-    done = subprocess.run(command, env=os.environ | flags, capture_output=True, check=True)
+    done = run_python("-m", "tests.runs.test_plain_text_mesh", devices=8)
     report = json.loads(done.stdout.splitlines()[-1])
     print(report)
     assert len(report) == 6

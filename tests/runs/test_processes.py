@@ -1,10 +1,7 @@
 """Two processes train one run; killed, it goes on in a single one as if they had never been."""
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -12,9 +9,9 @@ import pytest
 
 from jax_transformer.runs import loop
 from jax_transformer.runs.checkpoints import steps_in
+from tests.programs import TwoPrograms, free_port
 from tests.runs.conftest import STEPS
-from tests.runs.kill_resume import ROOT, Task, epochs_are_exact, losses, pairs_seen, train_or_resume
-from tests.runtime.test_distributed import free_port
+from tests.runs.kill_resume import Task, epochs_are_exact, losses, pairs_seen, train_or_resume
 
 KILLED_AT = 12
 
@@ -73,29 +70,16 @@ except Exception as error:
 """
 
 
-@contextlib.contextmanager
-def two_workers(worker, directory, *arguments, devices=1):
-    """Start two processes with a log each; kill them at the end, whatever happens."""
+def two_workers(code, directory, *arguments, devices=1):
+    """Start two processes that meet at a port of this machine."""
+    coordinator = f"localhost:{free_port()}"
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    coordinator, started = f"localhost:{free_port()}", []
-    logs = [directory / f"{index}.log" for index in range(2)]
-    try:
-        for index, log in enumerate(logs):
-            named = (coordinator, index, *arguments)
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", worker, *map(str, named)],
-                    cwd=ROOT,
-                    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-                    stdout=file,
-                    stderr=file,
-                )
-            started.append(process)
-        yield started, logs
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    return TwoPrograms(
+        directory,
+        code,
+        arguments=lambda index: (coordinator, index, *arguments),
+        environment=lambda index: {"XLA_FLAGS": flags},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +87,11 @@ def runs(unbroken, tmp_path_factory):
     """A run of two processes that were killed, resumed in one process; and the unbroken run."""
     directory = tmp_path_factory.mktemp("runs")
     together = directory / "together"
-    with two_workers(WORKER, directory, together, STEPS) as (workers, logs):
+    with two_workers(WORKER, directory, together, STEPS) as workers:
         deadline = time.monotonic() + 200
         while max(steps_in(together / loop.CHECKPOINTS), default=0) < KILLED_AT:
-            shown = [log.read_text(errors="replace") for log in logs]
-            assert all(worker.poll() is None for worker in workers), shown
+            shown = [workers.text(index) for index in range(2)]
+            assert all(process.poll() is None for process in workers.processes), shown
             assert time.monotonic() < deadline, shown
             time.sleep(0.01)
     killed_at = max(steps_in(together / loop.CHECKPOINTS))
@@ -145,11 +129,12 @@ def test_a_process_makes_the_rows_that_its_devices_hold(tmp_path):
         ("tensor=6", [0, 1, 2, 3, 4, 5], (1, 1)),
     ]
     asked = json.dumps([mesh[:2] for mesh in meshes])
-    with two_workers(MAKER, tmp_path, asked, devices=3) as (workers, logs):
-        codes = [worker.wait(timeout=100) for worker in workers]
-    assert codes == [0, 0], [log.read_text() for log in logs]
+    with two_workers(MAKER, tmp_path, asked, devices=3) as workers:
+        codes = [process.wait(timeout=100) for process in workers.processes]
+    logs = [workers.text(index) for index in range(2)]
+    assert codes == [0, 0], logs
     for index, log in enumerate(logs):
-        told = [json.loads(line) for line in log.read_text().splitlines()]
+        told = [json.loads(line) for line in log.splitlines()]
         wanted = [mesh for mesh in meshes for _ in ("buckets", "packed")]
         for (sizes, made, rows), (asked_for, _, shares) in zip(told, wanted, strict=True):
             assert sizes == asked_for

@@ -21,7 +21,9 @@ from jax_transformer.runs.loop import NONFINITE_FILE, read_nonfinite
 from jax_transformer.runs.signals import stop_requests
 from jax_transformer.runs.state import Position
 from jax_transformer.text.batches import make_batch
+from jax_transformer.text.bpe_dropout import ResampledCorpus
 from jax_transformer.text.plan import plan_epoch
+from tests.programs import wait_until
 from tests.runs.conftest import STEPS
 from tests.runs.kill_resume import (
     ROOT,
@@ -39,13 +41,6 @@ from tests.runs.runs import quiet, spoil_steps
 
 def newest(directory):
     return restore(directory / loop.CHECKPOINTS, quiet())
-
-
-def wait_until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @pytest.mark.exhaustive
@@ -169,6 +164,37 @@ def test_scattered_bad_steps_are_left_out_and_counted_across_a_resume(tmp_path, 
     loop.train(run, training, held_out, quiet())
     assert newest(tmp_path).progress.rejected == 2
     assert not (tmp_path / NONFINITE_FILE).exists()
+
+
+@pytest.mark.exhaustive
+def test_a_resumed_run_with_bpe_dropout_is_bitwise_the_unbroken_one(tmp_path, monkeypatch):
+    """It is stopped within an epoch, which has five or six batches."""
+    epochs = []
+
+    def noted(*arguments):
+        epochs.append(arguments[-1])
+        return ResampledCorpus(*arguments)
+
+    def train(directory, steps, resumed=None):
+        settings, training, held_out = tiny_task(Task(steps, keep=12))
+        config = dataclasses.replace(settings.training_config, bpe_dropout=0.3)
+        run = loop.Run(directory, settings._replace(training_config=config), resumed)
+        loop.train(run, training, held_out, quiet())
+
+    monkeypatch.setattr(loop, "ResampledCorpus", noted)
+    unbroken, stopped = (tmp_path / name for name in ("unbroken", "stopped"))
+    train(unbroken, 12)
+    train(stopped, 8)
+    saved = newest(stopped)
+    place = saved.progress.next
+    assert saved.progress.step == 8
+    assert place.epoch > 0
+    assert place.batch > 0
+    train(stopped, 12, saved)
+    assert state_digest(stopped, 12) == state_digest(unbroken, 12)
+    assert losses(stopped) == losses(unbroken)
+    assert sorted(set(epochs)) == list(range(max(epochs) + 1))
+    assert epochs.count(place.epoch) == 3  # of two whole runs, and of the resumed one
 
 
 def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):

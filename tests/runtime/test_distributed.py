@@ -1,22 +1,20 @@
 """Two processes on this machine, and what becomes of one when the other is gone."""
 
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime import distributed
+from tests.programs import ROOT, TwoPrograms, free_port
 from tests.tiers import tiered
 
-ROOT = Path(__file__).parents[2]
 LOST_AFTER = 3  # seconds
 BOUND = LOST_AFTER + distributed.GRACE + 10  # heartbeat + 10 s
 
@@ -57,42 +55,18 @@ except Exception as error:
 """
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return listener.getsockname()[1]
-
-
-class Pair:
-    """Two workers with a log each; killed at the end, whatever happens."""
+class Workers(TwoPrograms):
+    """Two workers that join each other."""
 
     def __init__(self, directory, facts=("a", "a"), lost_after=LOST_AFTER, cluster=None):
         """Start them; `cluster` is what a cluster's variables hold, by the process's index."""
         port = 0 if cluster else free_port()
-        self.logs = [directory / f"{index}.log" for index in range(2)]
-        self.processes = []
-        for index, log in enumerate(self.logs):
-            arguments = [str(port), str(index), facts[index], str(lost_after)]
-            with log.open("wb") as file:
-                started = subprocess.Popen(
-                    [sys.executable, "-c", WORKER, *arguments],
-                    cwd=ROOT,
-                    env=os.environ | {"JAX_PLATFORMS": "cpu"} | (cluster(index) if cluster else {}),
-                    stdout=file,
-                    stderr=file,
-                )
-            self.processes.append(started)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def text(self, index):
-        return self.logs[index].read_text(errors="replace")
+        super().__init__(
+            directory,
+            WORKER,
+            arguments=lambda index: (port, index, facts[index], lost_after),
+            environment=cluster or (lambda index: {}),
+        )
 
     def wait_for_steps(self):
         deadline = time.monotonic() + 40
@@ -106,7 +80,7 @@ class Pair:
     "number", tiered([signal.SIGKILL, signal.SIGSTOP], [signal.SIGKILL]), ids=["killed", "stopped"]
 )
 def test_a_process_that_is_lost_ends_the_other_with_one_line(tmp_path, lost, number):
-    with Pair(tmp_path) as pair:
+    with Workers(tmp_path) as pair:
         pair.wait_for_steps()
         pair.processes[lost].send_signal(number)
         sent = time.monotonic()
@@ -154,7 +128,7 @@ def open_mpi(index):
 )
 def test_processes_of_a_cluster_join_and_stop_after_the_same_step(tmp_path, told, signalled):
     port = {"JAX_COORDINATOR_PORT": str(free_port())}
-    with Pair(tmp_path, lost_after=60, cluster=lambda index: told(index) | port) as pair:
+    with Workers(tmp_path, lost_after=60, cluster=lambda index: told(index) | port) as pair:
         pair.wait_for_steps()
         pair.processes[signalled].send_signal(signal.SIGTERM)  # only one of them receives it
         codes = [process.wait(timeout=20) for process in pair.processes]
@@ -166,7 +140,7 @@ def test_processes_of_a_cluster_join_and_stop_after_the_same_step(tmp_path, told
 
 
 def test_both_processes_refuse_to_start_when_a_fact_differs(tmp_path):
-    with Pair(tmp_path, facts=("a", "b")) as pair:
+    with Workers(tmp_path, facts=("a", "b")) as pair:
         codes = [process.wait(timeout=40) for process in pair.processes]
         assert codes == [1, 1]
         for index in range(2):

@@ -1,10 +1,11 @@
 """Freed memory is kept: the system need not clear it again for the next request."""
 
-import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
+
+from tests.programs import run_python
 
 PROGRAM = """
 import resource, sys
@@ -41,10 +42,7 @@ main(["train", *sys.argv[1:]])
 
 def faults(mode):
     """Return whether memory is kept, and the page faults of a second request of 100 MB."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, mode], check=True, capture_output=True, text=True
-    )
-    return map(int, done.stdout.split())
+    return map(int, run_python("-c", PROGRAM, mode).stdout.split())
 
 
 def test_the_second_request_faults_no_page_where_memory_is_kept():
@@ -58,8 +56,7 @@ def test_the_second_request_faults_no_page_where_memory_is_kept():
 @pytest.mark.exhaustive
 def test_the_steps_of_a_training_fault_few_pages(tmp_path):
     options = "--steps=99 --evaluation-interval=5 --d-ff=2048 --bucket-count=1"
-    command = [sys.executable, "-c", TRAINING, *options.split(), f"--output={tmp_path / 'run'}"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = run_python("-c", TRAINING, *options.split(), f"--output={tmp_path / 'run'}")
     _, *counts = map(int, done.stderr.split())
     between = [after - before for before, after in pairwise(counts)]
     # A heap of its own costs 25,000 pages in each of the five steps between two evaluations. A

@@ -60,11 +60,9 @@ ROWS = [
 ]
 
 
-def label(value):
-    return value[:60] if isinstance(value, str) else None  # pytest names functions
-
-
-@pytest.mark.parametrize(("message", "function", "arguments"), ROWS, ids=label)
+@pytest.mark.parametrize(
+    ("message", "function", "arguments"), ROWS, ids=[row[0][:60] for row in ROWS]
+)
 def test_what_cannot_be_is_refused_in_one_line(message, function, arguments):
     with pytest.raises(InputError) as refused:
         function(*arguments)

@@ -1,19 +1,13 @@
 """Parameters whose parts lie on several devices: equal results, or one line."""
 
 import json
-import os
-import subprocess
-import sys
 import types
-from pathlib import Path
 
 import pytest
 
 from jax_transformer import InputError
 from jax_transformer.storage.weights.arrays import as_numpy
-from tests.compilation import QUICKLY
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import run_python
 
 ON_FOUR_DEVICES = """
 import json, sys
@@ -67,17 +61,7 @@ print(json.dumps({
 
 @pytest.mark.exhaustive
 def test_parameters_on_several_devices_give_the_same_results(tmp_path):
-    flags = f"--xla_force_host_platform_device_count=4 {QUICKLY}"
-    done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES, tmp_path],
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags},
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-c", ON_FOUR_DEVICES, tmp_path, devices=4).stdout)
     assert found["split"] > 0
     assert max(found["logits"], found["scores"]) < 1e-5
     assert found["tokens"]
@@ -140,19 +124,9 @@ print(json.dumps(found))
 
 
 @pytest.mark.exhaustive
-def test_other_blocks_on_eight_devices_are_those_of_one(tmp_path):
+def test_other_blocks_on_eight_devices_are_those_of_one():
     """The second encoder has a single head of keys, which stays whole."""
-    flags = f"--xla_force_host_platform_device_count=8 {QUICKLY}"
-    done = subprocess.run(
-        [sys.executable, "-c", ON_EIGHT_DEVICES],
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"XLA_FLAGS": flags},
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-c", ON_EIGHT_DEVICES, devices=8).stdout)
     print(found)
     whole = "('fsdp', 'tensor')"
     for name, key in (("windows", whole), ("merged", "('fsdp', None)"), ("ssru", whole)):

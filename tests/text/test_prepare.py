@@ -1,6 +1,5 @@
 """A text becomes a corpus on disk, whatever kills the work, fills the disk or comes twice."""
 
-import contextlib
 import dataclasses
 import errno
 import gzip
@@ -8,11 +7,9 @@ import io
 import multiprocessing
 import os
 import pickle
-import resource
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 from pathlib import Path
 from unittest import mock
@@ -35,7 +32,8 @@ from jax_transformer.text.prepare import (
 )
 from jax_transformer.text.samples import Vocabulary, chosen_pairs, held_out, trained_tokenizer
 from jax_transformer.text.store import read_entry, with_known_facts
-from jax_transformer.tokenizers import LineError, Tokenizer, to_text
+from jax_transformer.tokenizers import LineError, to_text
+from tests.programs import ROOT, largest_file, run_python, wait_until
 from tests.text.texts import (
     FILTERS,
     SKIP,
@@ -44,12 +42,11 @@ from tests.text.texts import (
     corpus,
     lines,
     quiet,
+    refuse_lines,
     task,
     write,
     write_bad,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def assert_same_pairs(prepared, expected):
@@ -115,15 +112,8 @@ def test_bad_lines_drop_their_pairs_and_are_counted_and_named(tmp_path, one_proc
 
 
 def test_pairs_that_the_tokenizer_refuses_are_bad_lines(tmp_path, one_process, monkeypatch):
-    encode = Tokenizer.encode_target
-
-    def encode_but_nine(tokenizer, lines, *rest):
-        for row, line in enumerate(lines):
-            if "neun" in line:
-                raise LineError(row, "has the token 'neun', which the model lacks")
-        return encode(tokenizer, lines, *rest)
-
-    monkeypatch.setattr(Tokenizer, "encode_target", encode_but_nine)
+    fault = "has the token 'neun', which the model lacks"
+    refuse_lines(monkeypatch, "encode_target", "neun", fault)
     sources, targets = lines(150)
     nine = [number for number, line in enumerate(targets) if "neun" in line]
     assert len(nine) > 20
@@ -131,7 +121,6 @@ def test_pairs_that_the_tokenizer_refuses_are_bad_lines(tmp_path, one_process, m
     files = f"{text.sources[0]} or {text.targets[0]}"
     with pytest.raises(InputError) as refusal:
         corpus(tmp_path / "store", text)
-    fault = "has the token 'neun', which the model lacks"
     assert str(refusal.value) == f"{files}:{nine[0] + 1}: {fault}"
     found = corpus(tmp_path / "store", dataclasses.replace(text, reading=SKIP))
     assert found.counts.dropped == {"dropped for a bad line": len(nine)}
@@ -184,9 +173,7 @@ def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(tmp_pat
     """The manifest too, with its counts and the places of bad lines."""
     text, _ = write_bad(tmp_path, 250)
     expected = contents(corpus(tmp_path / "undisturbed", text).parts[0].folder)
-    command = [sys.executable, "-c", CRASHES, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", CRASHES, tmp_path, timeout=120)
     assert int(done.stdout) > 10
     found = contents(corpus_folder(tmp_path / "store", task(tmp_path / "store", text).key))
     assert len(expected) == 3
@@ -217,13 +204,6 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def blocks_done(folder):
@@ -309,16 +289,6 @@ def test_of_two_at_once_one_prepares_and_one_waits(
     assert first.counts == second.counts
     pairs = list(zip(text.sources, text.targets, strict=True))
     assert len(every) == len(set(pairs) if drop_duplicates else pairs)
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_is_one_line_and_what_is_done_stays(tmp_path, one_process, monkeypatch):

@@ -1,7 +1,6 @@
 import gzip
 import random
 import re
-import subprocess
 import sys
 import tracemalloc
 import unicodedata
@@ -21,6 +20,7 @@ from jax_transformer.text.text_files import (
     open_text,
 )
 from jax_transformer.text.text_files import read_lines as read_bytes_of_lines
+from tests.programs import run_python
 from tests.text.texts import PACK, read_lines
 
 
@@ -211,6 +211,5 @@ MEMORY = """<?xml version="1.0" encoding="UTF-8"?>
 def test_the_program_of_the_page_writes_the_pairs_of_a_translation_memory(write):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     (program,) = re.findall(r"```python\n(import sys\n.*?)```", page, re.DOTALL)
-    command = [sys.executable, "-c", program, write("memory.tmx", MEMORY.encode()), "en-US", "de"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python("-c", program, write("memory.tmx", MEMORY.encode()), "en-US", "de")
     assert done.stdout == "A new house is here.\tEin Haus & mehr.\nb\tB\n"

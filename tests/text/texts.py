@@ -15,7 +15,7 @@ from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.prepare import corpus_task, prepared_corpus
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
-from jax_transformer.tokenizers import train_byte_pair
+from jax_transformer.tokenizers import LineError, Tokenizer, train_byte_pair
 
 WORDS = "eins zwei drei vier fünf sechs sieben acht neun".split()
 TOKENIZER = train_byte_pair(WORDS, vocab_size=40)
@@ -69,6 +69,19 @@ def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=Fals
 
 def corpus(store, text, **options):
     return prepared_corpus(store, task(store, text, **options), quiet())
+
+
+def refuse_lines(monkeypatch, method, word, fault):
+    """Let a method of the tokenizers refuse the lines that hold a word."""
+    encode = getattr(Tokenizer, method)
+
+    def encode_others(tokenizer, lines, *rest):
+        for row, line in enumerate(lines):
+            if word in line:
+                raise LineError(row, fault)
+        return encode(tokenizer, lines, *rest)
+
+    monkeypatch.setattr(Tokenizer, method, encode_others)
 
 
 def contents(folder):

@@ -13,27 +13,11 @@ from jax_transformer.errors import InputError
 from jax_transformer.text.bpe_dropout import EVERY_MERGE, BPEDropout
 from jax_transformer.tokenizers import parse_byte_pair, separate, train_byte_pair
 from tests.tiers import tiered_rows
+from tests.tokenizers.conftest import CHARACTERS, LINES
 
-LINES = [
-    "Ein Haus. Das Haus, das (kleine) Haus!",
-    "A house. The house, the small house: 5 < 7 > 3 / 2",
-    'Zwei Männer und eine Frau ▁ "stehen" im Haus - und sprechen <s> </s> <pad> <unk>. ệ',
-] * 5
 # Unknown letters, marks that combine, symbols, kinds of space, the replacement character
-CHARACTERS = "".join(sorted(set("".join(LINES)))) + "жQ漢😀\ufffd\u0308\u0301\u0323\u2028\xa0\t"
-LINE = st.lists(st.text(CHARACTERS) | st.sampled_from(" ".join(LINES).split()) | st.just(" ")).map(
-    "".join
-)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pair(LINES, vocab_size=130)
-
-
-@pytest.fixture(scope="module")
-def with_bytes():
-    return train_byte_pair(LINES, vocab_size=376, byte_fallback=True)
+ODD = CHARACTERS + "жQ漢😀\ufffd\u0308\u0301\u0323\u2028\xa0\t"
+LINE = st.lists(st.text(ODD) | st.sampled_from(" ".join(LINES).split()) | st.just(" ")).map("".join)
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import read_byte_pair, read_files, train_byte_pair, write_files
+from tests.tokenizers.conftest import CHARACTERS, LINES
 
-LINES = [
-    "Ein Haus. Das Haus, das (kleine) Haus!",
-    "A house. The house, the small house: 5 < 7 > 3 / 2",
-    'Zwei Männer und eine Frau ▁ "stehen" im Haus - und sprechen <s> </s> <pad> <unk>.',
-] * 5
-CHARACTERS = "".join(sorted(set("".join(LINES))))
 WHITESPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
 
@@ -25,16 +20,6 @@ def ids_of(tokenizer, line):
 
 def load(folder):
     return read_byte_pair(read_files(folder, ["tokenizer.json"]), {}, str(folder))
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_byte_pair(LINES, vocab_size=120)
-
-
-@pytest.fixture(scope="module")
-def with_bytes():
-    return train_byte_pair(LINES, vocab_size=376, byte_fallback=True)
 
 
 @given(line=st.text(CHARACTERS + WHITESPACE))

@@ -19,6 +19,7 @@ from jax_transformer.training.freeze import (
     trained_sizes,
 )
 from jax_transformer.training.step import init_state
+from tests.convert.tools import same_bits
 from tests.models import random_params
 from tests.parity import measure
 from tests.parity.ladder import bound
@@ -32,10 +33,6 @@ SETTINGS = dataclasses.replace(measure.SETTINGS, freeze=FREEZE, ema_decay=0.9)
 NAMES = [*parameter_shapes(CONFIG)]
 TRAINED = trained_names(NAMES, FREEZE)
 FROZEN = [name for name in NAMES if name not in TRAINED]
-
-
-def same_bits(one, other):
-    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def in_torch(names):

@@ -62,13 +62,6 @@ def test_a_cooldown_leaves_the_steps_before_it_and_ends_at_zero(schedule):
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
-def test_the_schedule_of_t5_is_the_papers():
-    found = rates(
-        [1, 9_999, 10_000, 40_000], schedule="t5", learning_rate=0.01, warmup_steps=10_000
-    )
-    assert found == pytest.approx([0.01, 0.01, 0.01, 0.005], rel=1e-6)
-
-
 def drawn_tree(seed):
     random = np.random.default_rng(seed)
     shapes = {"token_embedding": {"embedding": (9, 4)}, "output_projection": {"kernel": (4, 9)}}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from unittest.mock import Mock
 
 import jax
@@ -108,8 +109,7 @@ def test_padding_rows_and_columns_change_no_step():
     for one in (example, padded):
         state, _ = run_step(NO_DROPOUT, PLAIN)(start(NO_DROPOUT, PLAIN), one)
         moments.append(optax.tree.get(state.optimizer_state, "mu"))
-    for a, b in zip(*map(jax.tree.leaves, moments), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-7)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-7), *moments)
 
 
 def test_a_batch_of_padding_gives_a_finite_step():
@@ -221,8 +221,7 @@ def test_the_public_step_with_microbatches_is_that_of_one_large_batch_of_ragged_
         results.append(make(params, state, example)[::2])
     (whole, loss), (summed, parts_loss) = results
     assert parts_loss == pytest.approx(float(loss), rel=1e-6)
-    for one, other in zip(*map(jax.tree.leaves, (summed, whole)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-6), summed, whole)
 
 
 def test_the_public_step_freezes_averages_and_guards_as_a_run_does():
@@ -237,8 +236,8 @@ def test_the_public_step_freezes_averages_and_guards_as_a_run_does():
     assert [*ema] == ["decoder", "output_projection", "target_embedding"]
     # The decay of the first step is 0.1.
     expected = jax.tree.map(lambda a, b: 0.1 * a + 0.9 * b, params["decoder"], new["decoder"])
-    for one, other in zip(*map(jax.tree.leaves, (ema["decoder"], expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    near = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7)
+    jax.tree.map(near, ema["decoder"], expected)
     nan = jax.tree.map(lambda leaf: leaf * jnp.nan, params["source_embedding"])
     same, after, _ = make(new | {"source_embedding": nan}, state, example)
     assert not after.finite
@@ -257,8 +256,7 @@ def test_the_average_follows_the_parameters():
         )
     ema = optax.tree.get(state.optimizer_state, "ema")
     assert leaves_equal(state.eval_params, ema)
-    for found, wanted in zip(*map(jax.tree.leaves, (ema, expected)), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), ema, expected)
     assert not leaves_equal(ema, state.params)
     assert (plain := init_state(CONFIG, PLAIN)).eval_params is plain.params
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -28,12 +27,11 @@ from jax_transformer.translation.executor import (
 from jax_transformer.translation.pools import SHORTEST_SLOT
 from jax_transformer.translation.sources import Source, encode_sources
 from jax_transformer.translation.translate import text_search
-from tests.compilation import QUICKLY
 from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
+from tests.programs import ROOT, run_python
 from tests.tiers import tiered
 
-ROOT = Path(__file__).parents[2]
 WORDS = ["a", "cab", "fed", "dab", "bead", "abba", "decade"]
 
 
@@ -139,15 +137,7 @@ assert len(set(expected)) > 3
 
 @pytest.mark.exhaustive
 def test_eight_devices_find_what_one_finds():
-    flags = f"--xla_force_host_platform_device_count=8 {QUICKLY}"
-    command, environment = (
-        [sys.executable, "-c", ON_EIGHT_DEVICES],
-        os.environ | {"XLA_FLAGS": flags},
-    )
-    done = subprocess.run(
-        command, capture_output=True, cwd=ROOT, env=environment, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-c", ON_EIGHT_DEVICES, devices=8)
 
 
 def test_a_text_waits_for_none_that_runs(model, lines):

@@ -3,7 +3,10 @@
 Folders are written by transformers: a small model of random weights, and a tokenizer of its class.
 """
 
+import functools
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -28,10 +31,20 @@ from tests.tokenizers import class_folders as write
 from tests.tokenizers.sentencepiece_models import text
 
 LINES = [line for line in text(5, 900) if 12 < len(line) < 20][:60]
+ODD = ["", "a </s> b", f">>fra<< {LINES[0]}", f"{LINES[1]} >>fra<<"]
 LEARNED = {"max_position_embeddings": 40}
+BANNED = {"bad_words_ids": [[5, 7], [9]], "length_penalty": 0.8}
 # For each folder: the model type, how its tokenizer is written, the arguments of this, rows of the
 # table that no token has, the start token and other keys of config.json, generation defaults.
 FOLDERS = {
+    "marian": (
+        *("marian", write.write_marian, {}, 0, {}),
+        {"renormalize_logits": True, "early_stopping": True, "min_length": 4, **BANNED},
+    ),
+    "pegasus": (
+        *("pegasus", write.write_pegasus, {}, 0, {"decoder_start_token_id": 0}),
+        {"early_stopping": False, "encoder_no_repeat_ngram_size": 3, **BANNED},
+    ),
     "bart": (
         *("bart", write.write_bart, {}, 0, {"decoder_start_token_id": 2, **LEARNED}),
         {"forced_bos_token_id": 0, "no_repeat_ngram_size": 3, "early_stopping": True},
@@ -73,6 +86,7 @@ CODES = {
 }
 FIRST = {"mbart": "decoder_start_token_id"}
 EXPORTED = ("t5", "mbart-50")  # without languages, and with them
+WITH_ODD_LINES = ("marian", "pegasus")
 
 
 class Folder:
@@ -87,6 +101,8 @@ class Folder:
         self.tokenizer = written(path, **options)
         pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         ids = {"pad_token_id": pad, "eos_token_id": eos} | keys
+        if model_type == "marian":
+            ids["decoder_start_token_id"] = pad
         model = foreign_model(model_type, None, vocab_size=len(self.tokenizer) + padding, **ids)
         for name, leaf in model.named_parameters():  # translations depend on their sources
             if "encoder_attn." in name or "EncDecAttention" in name:
@@ -94,8 +110,8 @@ class Folder:
         model.save_pretrained(path)
         start = {k: v for k, v in ids.items() if k.endswith("token_id")}
         defaults = {"num_beams": 3, "max_length": 12, "no_repeat_ngram_size": 2}
-        defaults |= {"bad_words_ids": [[pad]]}
         defaults |= {"forced_eos_token_id": eos, **start, **generation}
+        defaults["bad_words_ids"] = [[pad], *generation.get("bad_words_ids", ())]
         (path / "generation_config.json").write_text(json.dumps(defaults))
 
     def load(self):
@@ -119,14 +135,19 @@ class Folder:
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
     """A function from a kind to its folder, which is written once."""
-    known = {}
+    return functools.cache(lambda kind: Folder(kind, tmp_path_factory.mktemp("folder")))
 
-    def folder(kind):
-        if kind not in known:
-            known[kind] = Folder(kind, tmp_path_factory.mktemp("folder"))
-        return known[kind]
 
-    return folder
+@pytest.fixture
+def copied(folder_of, tmp_path):
+    """A function that copies the folder of a Marian with other generation defaults."""
+
+    def copied(**values):
+        copy = shutil.copytree(folder_of("marian").path, tmp_path / "copy", dirs_exist_ok=True)
+        (copy / "generation_config.json").write_text(json.dumps(values))
+        return copy
+
+    return copied
 
 
 @pytest.fixture
@@ -157,6 +178,98 @@ def test_the_strings_are_those_of_transformers(folder_of, translated, kind):
     refusal, lines = translated(folder.path, "--target-lang", "de_DE")
     assert refusal.endswith("the model has no language codes; leave --target-lang out")
     assert lines == []
+
+
+@pytest.mark.exhaustive
+def test_flags_win_over_the_defaults_and_the_defaults_can_be_ignored(folder_of, run, copied):
+    marian = folder_of("marian").path
+    printed = run("translate", marian, lines=LINES[:9])[1]
+    ignored = run("translate", marian, "--ignore-generation-config", lines=LINES[:9])[1]
+    flags = ["--beam=1", "--max-new-tokens=5"]
+    greedy = run("translate", marian, *flags, lines=LINES[:9])[1]
+    assert len({printed, ignored, greedy}) == 3
+    values = json.loads((marian / "generation_config.json").read_text())
+    other = copied(**values, do_sample=True)
+    refusal, printed = run("translate", other, lines=LINES[:9])
+    assert refusal == (
+        f"error: {other}/generation_config.json: do_sample=True cannot be honoured; "
+        "--ignore-generation-config ignores the file's generation defaults"
+    )
+    assert printed == ""
+    assert run("translate", other, "--ignore-generation-config", lines=LINES[:9])[1] == ignored
+
+
+@pytest.mark.exhaustive
+def test_without_a_limit_that_of_transformers_holds_and_is_said(folder_of, run, copied):
+    marian = folder_of("marian")
+    values = json.loads((marian.path / "generation_config.json").read_text())
+    del values["max_length"]
+    other = copied(**values)
+    refusal, printed = run("translate", other, lines=LINES)
+    assert refusal is None
+    assert printed.split("\n")[:-1] == marian.theirs(other)
+    assert run.error.startswith(f"{other} limits no length, so a translation ends after 20 tokens")
+    run("translate", other, "--max-new-tokens=9", lines=LINES[:2])
+    assert run.error == ""
+
+
+def cut_off(name, share):
+    def damage(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(share * len(content))])
+
+    return damage
+
+
+def changed(name, **values):
+    def damage(folder):
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | values))
+
+    return damage
+
+
+BAD = {
+    "no tokenizer": (
+        lambda folder: (folder / "vocab.json").unlink(),
+        "vocab.json cannot be read; a tokenizer file must be there",
+    ),
+    "a larger tokenizer": (
+        changed("vocab.json", more=5000),
+        "has 5001 ids, but the model 410; use the tokenizer that the model was trained with",
+    ),
+    "half a sentencepiece model": (cut_off("source.spm", 0.5), "source.spm: is no"),
+    "half a vocabulary": (cut_off("vocab.json", 0.5), "vocab.json is no readable JSON"),
+    "no vocabulary": (changed("vocab.json", a=[1]), "vocab.json: is not a vocabulary"),
+    "half a config": (cut_off("config.json", 0.5), "config.json: is damaged"),
+    "half the defaults": (cut_off("generation_config.json", 0.5), "generation_config.json"),
+    "a key that cannot be honoured": (
+        changed("generation_config.json", num_beam_groups=2),
+        "num_beam_groups=2 cannot be honoured; --ignore-generation-config ignores",
+    ),
+    "an id outside the vocabulary": (
+        changed("generation_config.json", forced_bos_token_id=9999),
+        "forced_bos_token_id=9999 must be a whole number, at least 0",
+    ),
+    "an unknown language": (
+        lambda folder: None,
+        "line 2 begins with the language code '>>xyz<<', but the model knows >>fra<<, >>deu<<",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_nothing_is_written(folder_of, run, tmp_path, damage, message):
+    copy = shutil.copytree(folder_of("marian").path, tmp_path / "copy")
+    damage(copy)
+    (tmp_path / "out").mkdir()
+    lines = ["abc", ">>xyz<< abc"]
+    refusal, printed = run("translate", copy, f"--output={tmp_path}/out/text", lines=lines)
+    assert refusal.startswith("error: ")
+    assert message in refusal
+    assert "\n" not in refusal
+    assert printed == ""
+    assert os.listdir(tmp_path / "out") == []
 
 
 def test_padding_that_a_line_spells_is_left_out(folder_of):
@@ -358,14 +471,15 @@ def test_every_family_goes_to_ctranslate2(folder_of, tmp_path, kind):
     assert ctranslate2_folder.export_ctranslate2(model, tmp_path / "out").startswith("16 of 16")
 
 
-@pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED))
+@pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED + WITH_ODD_LINES))
 def test_every_family_goes_to_stablehlo(folder_of, tmp_path, kind):
     model = folder_of(kind).load()
+    lines = [*LINES, *ODD] if kind in WITH_ODD_LINES else LINES
     with unchecked():  # lengths are symbolic
         assert export_stablehlo(model, tmp_path / "out", beam_size=3).count("16 of 16") == 2
     for search, beam_size in (("greedy", 1), ("beam", 3)):
-        results = Translator(model)(LINES, beam_size=beam_size)
-        assert run_readme(tmp_path / "out", LINES, search) == [result.text for result in results]
+        results = Translator(model)(lines, beam_size=beam_size)
+        assert run_readme(tmp_path / "out", lines, search) == [result.text for result in results]
 
 
 @pytest.mark.parametrize("kind", tiered(FOLDERS, [], EXPORTED))

@@ -13,11 +13,12 @@ from rich.console import Console
 from jax_transformer import InputError
 from jax_transformer.decoding import Hypotheses, generate, score, slots
 from jax_transformer.decoding.slots import Ended, SlotSearch
-from jax_transformer.tokenizers import LineError, Tokenizer
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation.sources import windows
 from jax_transformer.translation.text_stream import with_pauses
 from jax_transformer.translation.translate import translate as translate_list
 from tests.models import random_params, unchecked
+from tests.text.texts import refuse_lines
 from tests.tiers import tiered
 from tests.translation.streams import translate_stream
 
@@ -141,14 +142,7 @@ def test_lines_are_yielded_as_they_arrive_with_pauses_between():
 @pytest.fixture
 def no_x(monkeypatch):
     """Let the tokenizer refuse lines with an x."""
-    encode = Tokenizer.encode_source
-
-    def encode_but_x(tokenizer, lines, *rest):
-        if odd := [row for row, line in enumerate(lines) if "x" in line]:
-            raise LineError(odd[0], "is no source")
-        return encode(tokenizer, lines, *rest)
-
-    monkeypatch.setattr(Tokenizer, "encode_source", encode_but_x)
+    refuse_lines(monkeypatch, "encode_source", "x", "is no source")
 
 
 def test_a_resumed_stream_has_the_same_windows(model, sources, no_x):

@@ -18,6 +18,7 @@ import torch
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import safetensors_file
 from jax_transformer.storage.weights.checks import DTYPES, WeightFileError
+from tests.convert.tools import same_bits
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -56,11 +57,6 @@ def model():
     }
 
 
-def identical(one, other):
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and one.tobytes() == other.tobytes()
-
-
 def flipped(path, bit, to):
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
@@ -78,7 +74,7 @@ def test_every_bit_of_every_dtype_comes_back(tmp_path, suffix):
     weight_files.write(tmp_path / f"w{suffix}", arrays)
     read = weight_files.read(tmp_path / f"w{suffix}")
     assert read.keys() == arrays.keys()
-    assert all(identical(read[name], arrays[name]) for name in arrays)
+    assert all(same_bits(read[name], arrays[name]) for name in arrays)
     assert all(array.flags.c_contiguous for array in read.values())
 
 
@@ -114,7 +110,7 @@ def test_the_libraries_read_what_is_written(tmp_path):
     by_safetensors = safetensors.numpy.load_file(tmp_path / "w.safetensors")
     by_torch = torch.load(tmp_path / "w.pt", weights_only=True)
     for name, array in arrays.items():
-        assert identical(by_safetensors[name], array)
+        assert same_bits(by_safetensors[name], array)
         assert str(by_torch[name].dtype) == f"torch.{array.dtype.name}"
         assert np.array_equal(by_torch[name].double().numpy(), array.astype(np.float64))
 
@@ -315,7 +311,7 @@ def test_a_flipped_bit_in_any_record_of_a_torch_file_is_detected(tmp_path):
             read = weight_files.read(damaged)
             assert bit not in inside
             assert read.keys() == whole.keys()
-            assert all(identical(read[name], whole[name]) for name in whole)
+            assert all(same_bits(read[name], whole[name]) for name in whole)
 
 
 def test_a_record_that_is_marked_as_a_folder_is_refused(tmp_path):

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import time
 import types
@@ -24,6 +23,7 @@ import jax_transformer
 from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights.checks import WeightFileError
 from tests.fuzz.mutations import changed_bytes
+from tests.programs import run_python
 from tests.tiers import tiered
 
 SECONDS, MEGABYTES = 1.0, 64.0  # what refusing a file may cost
@@ -317,9 +317,7 @@ def test_a_file_that_memory_cannot_map_is_one_line(tmp_path):
     path = tmp_path / "grown.safetensors"
     safetensors.numpy.save_file({"a": np.zeros(3, np.float32)}, path)
     os.truncate(path, 2**37)  # takes no room on the disk
-    done = subprocess.run(
-        [sys.executable, "-c", GROWN, path], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", GROWN, path)
     assert done.stdout.startswith(f"{path} cannot be read: Cannot allocate memory")
 
 
