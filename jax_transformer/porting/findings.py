@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jax_transformer.convert.buffers import PositionTable
@@ -75,6 +76,14 @@ class Findings:
             self.refuse(Unread("a norm has no weight to multiply with", [norm.call]))
         self.place(f"{path}/scale", norm.scale)
         self.place(f"{path}/bias", norm.bias)
+
+    @contextmanager
+    def refusing(self, *, masks: bool = False) -> Iterator[None]:
+        """Note what cannot be read inside this context; see `refuse`."""
+        try:
+            yield
+        except Unread as error:
+            self.refuse(error, masks=masks)
 
     def refuse(self, error: Unread, *, masks: bool = False) -> None:
         """Note what no config has: what several places do is one refusal.
