@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from tests.parity_tool import mistakes
 from tests.parity_tool.torch_program import DEPTH, WIDTH
 
-KEY = jax.random.offer(0)
+KEY = jax.random.key(0)
 
 
 class Part(equinox.Module):
