@@ -36,7 +36,6 @@ class Findings:
         farthest: The least and the largest `relative_attention_max_distance` that fit.
         tables: Weights and buffers that hold sinusoids, by name.
         first_id: Id that the program puts before the targets; None if it puts none.
-        output: What the program returns: "logits", or their "log_softmax" or "softmax".
     """
 
     values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
@@ -56,7 +55,6 @@ class Findings:
     farthest: tuple[int, int] = (0, 2**31)
     tables: dict[str, PositionTable] = dataclasses.field(default_factory=dict)
     first_id: int | None = None
-    output: str = "logits"
 
     def say(self, field: str, value: Any, where: object) -> None:
         """Note that a place has a value of a field."""

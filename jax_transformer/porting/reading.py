@@ -308,7 +308,6 @@ class _Reader:
         elif isinstance(returned, float):
             self.found.say("logit_softcap", returned, "the output")
         elif returned != "logits":
-            self.found.output = returned
             self.found.notes.append(f"the program returns the {returned} of the logits: {calls[0]}")
 
     def _returned(self, point: Point) -> str | float | None:
