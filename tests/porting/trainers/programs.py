@@ -357,32 +357,29 @@ PRE_TIED |= {"share_decoder_input_output_embed": True, "activation_fn": "gelu_ac
 LEARNED_SHARED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 LEARNED_SHARED |= {"share_all_embeddings": True, "layernorm_embedding": True}
 LEARNED_SHARED |= {"no_scale_embedding": True, "activation_fn": "gelu"}
-GATED_SHARED = {"pos_ffn_activation_fn": "gated-gelu", "layer_norm": "rms", "norm_eps": 1e-5}
-GATED_SHARED |= {"share_embeddings": True, "share_decoder_embeddings": True}
-GATED_SHARED |= {"position_encoding_type": "SinusoidalConcat"}
-# Name of the trainer, and what builds a model of it.
+POST_SCALED = {"layer_norm": "post", "activation": "gelu", "scale": True, "tied_softmax": False}
+TIED = {"activation": "swish", "tied_softmax": True, "tied_embeddings": True}
+BIASES = {"qkv_bias": True, "pos_ffn_activation_fn": "gelu", "share_decoder_embeddings": True}
+GATED_SHARED = {"ffn_bias": False, "layer_norm": "rms", "norm_eps": 1e-5}
+GATED_SHARED |= {"pos_ffn_activation_fn": "gated-gelu", "share_embeddings": True}
+GATED_SHARED |= {"share_decoder_embeddings": True, "position_encoding_type": "SinusoidalConcat"}
+PROGRAMS = {
+    "annotated_transformer": AnnotatedTransformer,
+    "fairseq": Fairseq,
+    "joeynmt": JoeyNMT,
+    "opennmt_py": OpenNMT,
+}
+# The trainer, and the settings of a model of it.
 CASES = {
-    "annotated": ("annotated_transformer", AnnotatedTransformer),
-    "fairseq post": ("fairseq", Fairseq),
-    "fairseq pre tied": ("fairseq", partial(Fairseq, **PRE_TIED)),
-    "fairseq learned shared": ("fairseq", partial(Fairseq, **LEARNED_SHARED)),
-    "fairseq without positions": (
-        "fairseq",
-        partial(Fairseq, no_token_positional_embeddings=True),
-    ),
-    "joeynmt pre": ("joeynmt", JoeyNMT),
-    "joeynmt post scaled": (
-        "joeynmt",
-        partial(JoeyNMT, "post", "gelu", scale=True, tied_softmax=False),
-    ),
-    "joeynmt pre tied": (
-        "joeynmt",
-        partial(JoeyNMT, "pre", "swish", tied_softmax=True, tied_embeddings=True),
-    ),
-    "opennmt": ("opennmt_py", OpenNMT),
-    "opennmt biases gelu tied": (
-        "opennmt_py",
-        partial(OpenNMT, True, pos_ffn_activation_fn="gelu", share_decoder_embeddings=True),
-    ),
-    "opennmt gated rms shared": ("opennmt_py", partial(OpenNMT, ffn_bias=False, **GATED_SHARED)),
+    "annotated": ("annotated_transformer", {}),
+    "fairseq post": ("fairseq", {}),
+    "fairseq pre tied": ("fairseq", PRE_TIED),
+    "fairseq learned shared": ("fairseq", LEARNED_SHARED),
+    "fairseq without positions": ("fairseq", {"no_token_positional_embeddings": True}),
+    "joeynmt pre": ("joeynmt", {}),
+    "joeynmt post scaled": ("joeynmt", POST_SCALED),
+    "joeynmt pre tied": ("joeynmt", TIED),
+    "opennmt": ("opennmt_py", {}),
+    "opennmt biases gelu tied": ("opennmt_py", BIASES),
+    "opennmt gated rms shared": ("opennmt_py", GATED_SHARED),
 }
