@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, WIDTH
+from tests.parity_tool.torch_program import DEPTH
+from tests.porting.models import WIDTH
 
 KEY = jax.random.key(0)
 

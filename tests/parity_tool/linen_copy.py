@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, HEADS, WIDE, WIDTH, WORDS
+from tests.parity_tool.torch_program import DEPTH, WIDE, WORDS
+from tests.porting.models import HEADS, WIDTH
 
 
 def called(place):

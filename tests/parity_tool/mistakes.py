@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.parity_tool.torch_program import HEADS, PAD, WIDTH
+from tests.parity_tool.torch_program import PAD
+from tests.porting.models import HEADS, WIDTH
 
 # Of each mistake, what its explanation must say ("" is that none is given), and its places: each is
 # the innermost block of the torch program that holds it; "" is the program itself.

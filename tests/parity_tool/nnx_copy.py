@@ -6,7 +6,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, WIDTH, WORDS
+from tests.parity_tool.torch_program import DEPTH, WORDS
+from tests.porting.models import WIDTH
 
 FLOAT = {"param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
 

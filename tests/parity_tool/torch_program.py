@@ -3,9 +3,8 @@
 import torch
 from torch import nn
 
-from tests.porting.models import HEADS, WIDTH, Mixer, RotaryMixer, Translator, other
+from tests.porting.models import Mixer, RotaryMixer, Translator, other
 
-__all__ = ["DEPTH", "HEADS", "PAD", "WIDE", "WIDTH", "WORDS", "Program"]
 WIDE, WORDS, DEPTH = 36, 31, 2
 PAD = 0
 
