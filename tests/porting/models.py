@@ -501,18 +501,6 @@ class ConvolvedLayer(Layer):
         return x + self.along(x.mT)[..., : x.shape[1]].mT
 
 
-class Attributes(nn.Module):
-    """Layers that are attributes, no list."""
-
-    def __init__(self, layers):
-        super().__init__()
-        for number, layer in enumerate(layers):
-            self.add_module(f"layer{number}", layer)
-
-    def __iter__(self):
-        return iter(self._modules.values())
-
-
 class Translator(nn.Module):
     """Post-norm layers, tables times sqrt(d), sinusoids, a head: what a program does otherwise.
 
@@ -690,15 +678,11 @@ class BareSides(Translator):
         return (self.tgt_pos if side else self.src_pos)[:, : x.shape[1]]
 
 
-class BufferFromOne(Translator):
+class BufferFromOne(Timed):
     """A saved table of sinusoids whose row 0 is not used."""
 
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("timing", waves(LONGEST, WIDTH).float())
-
     def places(self, x, side):
-        return self.timing[1 : 1 + x.shape[1]]
+        return self.timing[:, 1 : 1 + x.shape[1]]
 
 
 class Buffers(Translator):
@@ -852,7 +836,7 @@ class Kernels(LearnedSides):
     """Plain parameters everywhere, also of the output; normed embeddings."""
 
     width, wide, vocabularies, longest, pad = 16, 48, (31, 31), 19, 0
-    mixer, norm, network, stack = KernelMixer, layer_norm(eps=1e-12), KernelNetwork, Attributes
+    mixer, norm, network = KernelMixer, layer_norm(eps=1e-12), KernelNetwork
     starts, ending, scaled = True, None, False
 
     def __init__(self):
