@@ -69,20 +69,14 @@ _FUSED = re.compile(r"^(.*_attn)\.in_proj_(weight|bias)$")
 
 
 def _layout() -> Layout:
+    tables = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"
     # Models of versions below 3 have no norm at the end of their stacks.
     version = FixedBuffer("triangle", (1,), "float32", (3.0, 3.0))
     # Sinusoids are computed anew.
     leaves = ("_float_tensor", "weights")
     return Layout(
         "fairseq",
-        rows=(
-            *table_rows(
-                source="encoder.embed_tokens",
-                target="decoder.embed_tokens",
-                head="decoder.output_projection",
-            ),
-            *stack_rows(""),
-        ),
+        (*table_rows(*tables), *stack_rows("")),
         buffers=tuple(Buffer(f"{stack}.version", version) for stack in STACKS),
         unused=tuple(f"{stack}.embed_positions.{leaf}" for stack in STACKS for leaf in leaves),
     )

@@ -64,7 +64,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def _layout() -> Layout:
-    rows = table_rows(source="src_embed.lut", target="trg_embed.lut", head="decoder.output_layer")
+    rows = table_rows("src_embed.lut", "trg_embed.lut", "decoder.output_layer")
     for stack, attentions in ATTENTIONS.items():
         rows += layer_rows(f"{stack}.layers", stack, attentions, PROJECTIONS, FEED_FORWARD)
         rows += norm(f"{stack}.layer_norm", f"{stack}/norm")

@@ -42,8 +42,6 @@ ATTENTIONS = {
 }
 PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
 FEED_FORWARD = tuple(f"feed_forward.{name}" for name in ("w_1", "w_2", "layer_norm"))
-# Whether there is a gate, a product of the network, and what it is then.
-INNER = ((False, "w_1", "inner"), (True, "w_1", "gate"), (True, "w_3", "inner"))
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
@@ -76,15 +74,16 @@ RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
 
 
 def _layout() -> Layout:
-    source, target = (f"{name}.emb_luts.0" for name in EMBEDDINGS)
-    rows = table_rows(source=source, target=target, head="generator")
+    rows = table_rows(*(f"{name}.emb_luts.0" for name in EMBEDDINGS), "generator")
     for stack, layers in LAYERS.items():
-        part = "layers_{i}/feed_forward"
-        for gated, name, ours in INNER:
-            rows += [
-                dataclasses.replace(row, when=("gated_feed_forward", gated))
-                for row in linear(f"{layers}.{{i}}.feed_forward.{name}", f"{stack}/{part}/{ours}")
-            ]
+        part = f"{stack}/layers_{{i}}/feed_forward"
+        # With a gate, w_1 is that of the gate, and w_3 the inner product.
+        for gated, names in ((False, {"w_1": "inner"}), (True, {"w_1": "gate", "w_3": "inner"})):
+            for name, ours in names.items():
+                rows += [
+                    dataclasses.replace(row, when=("gated_feed_forward", gated))
+                    for row in linear(f"{layers}.{{i}}.feed_forward.{name}", f"{part}/{ours}")
+                ]
         rows += [
             row
             for row in layer_rows(layers, stack, ATTENTIONS[stack], PROJECTIONS, FEED_FORWARD)
