@@ -10,33 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import linear, residual_layer_rows
-from jax_transformer.convert.table import Buffer, Layout, Row
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint
 
 SETTINGS = Settings("annotated_transformer", {}, {"num_heads": 8})
 LAYER = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.")
-ATTENTIONS = [("self_attention", "self_attn"), ("cross_attention", "src_attn")]
-
-
-def _layout() -> Layout:
-    rows = [
-        Row("src_embed.0.lut.weight", "source_embedding/embedding"),
-        Row("tgt_embed.0.lut.weight", "target_embedding/embedding"),
-        *linear("generator.proj", "output_projection"),
-    ]
-    for stack, attentions in (("encoder", ATTENTIONS[:1]), ("decoder", ATTENTIONS)):
-        rows += residual_layer_rows(
-            stack,
-            attentions,
-            norms="sublayer.{}.norm",
-            projections=[f"linears.{place}" for place in range(4)],
-            feed_forward=("feed_forward.w_1", "feed_forward.w_2"),
-            norm_leaves=("a_2", "b_2"),
-        )
-    tables = tuple(Buffer(f"{side}_embed.1.pe", PositionTable()) for side in ("src", "tgt"))
-    return Layout("annotated_transformer", tuple(rows), tables)
 
 
 def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
@@ -62,7 +39,7 @@ def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
 
 
 TRAINER = Trainer(
-    _layout(),
+    "annotated_transformer",
     marks=({"src_embed.0.lut.weight", "generator.proj.weight"},),
     read=lambda checkpoint: TrainerCheckpoint(checkpoint.arrays(checkpoint.content), SETTINGS),
     fields=_fields,

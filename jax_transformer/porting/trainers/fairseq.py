@@ -14,19 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from jax_transformer.convert.buffers import FixedBuffer
-from jax_transformer.convert.families.bart_lineage import stack_rows
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
-from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    Settings,
-    Trainer,
-    TrainerCheckpoint,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -66,20 +56,6 @@ _OLD_NORMS = {
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 _FUSED = re.compile(r"^(.*_attn)\.in_proj_(weight|bias)$")
-
-
-def _layout() -> Layout:
-    tables = "encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"
-    # Models of versions below 3 have no norm at the end of their stacks.
-    version = FixedBuffer("triangle", (1,), "float32", (3.0, 3.0))
-    # Sinusoids are computed anew.
-    leaves = ("_float_tensor", "weights")
-    return Layout(
-        "fairseq",
-        (*table_rows(*tables), *stack_rows("")),
-        buffers=tuple(Buffer(f"{stack}.version", version) for stack in STACKS),
-        unused=tuple(f"{stack}.embed_positions.{leaf}" for stack in STACKS for leaf in leaves),
-    )
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -207,7 +183,7 @@ def _max_length(settings: Settings, positions: str) -> int:
 
 
 TRAINER = Trainer(
-    _layout(),
+    "fairseq",
     marks=({"model", "cfg"}, {"model", "args"}),
     read=_read,
     fields=_fields,

@@ -8,34 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    Settings,
-    Trainer,
-    TrainerCheckpoint,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
 SETTINGS_FILE = "config.yaml"
 VOCABULARIES = ("src_vocab.txt", "trg_vocab.txt")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
-ATTENTIONS = {
-    "encoder": {"self_attention": ("src_src_att", "layer_norm")},
-    "decoder": {
-        "self_attention": ("trg_trg_att", "x_layer_norm"),
-        "cross_attention": ("src_trg_att", "dec_layer_norm"),
-    },
-}
-PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
-FEED_FORWARD = tuple(f"feed_forward.{x}" for x in ("pwff_layer.0", "pwff_layer.3", "layer_norm"))
 # What an absent setting means; the settings of a stack are joined by dots.
 DEFAULTS: Mapping[str, Any] = {
     "encoder.type": "recurrent",
@@ -61,15 +43,6 @@ DEFAULTS: Mapping[str, Any] = {
     "special_symbols.bos_id": 2,
     "special_symbols.eos_id": 3,
 }
-
-
-def _layout() -> Layout:
-    rows = table_rows("src_embed.lut", "trg_embed.lut", "decoder.output_layer")
-    for stack, attentions in ATTENTIONS.items():
-        rows += layer_rows(f"{stack}.layers", stack, attentions, PROJECTIONS, FEED_FORWARD)
-        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    tables = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
-    return Layout("joeynmt", tuple(rows), tables)
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -166,7 +139,7 @@ def _placement(model: TrainerCheckpoint) -> str:
 
 
 TRAINER = Trainer(
-    _layout(),
+    "joeynmt",
     marks=({"model_state"},),
     read=_read,
     fields=_fields,

@@ -6,24 +6,14 @@ of torchtext, whose classes are not read; its tool convertv2_v3.py writes them a
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
-from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
-from jax_transformer.porting.trainers.trainer import (
-    Settings,
-    Trainer,
-    TrainerCheckpoint,
-    as_dict,
-    table_rows,
-)
+from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
@@ -32,16 +22,6 @@ if TYPE_CHECKING:
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
 EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
-LAYERS = {"encoder": "encoder.transformer", "decoder": "decoder.transformer_layers"}
-ATTENTIONS = {
-    "encoder": {"self_attention": ("self_attn", "layer_norm")},
-    "decoder": {
-        "self_attention": ("self_attn", "layer_norm_1"),
-        "cross_attention": ("context_attn", "layer_norm_2"),
-    },
-}
-PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
-FEED_FORWARD = tuple(f"feed_forward.{name}" for name in ("w_1", "w_2", "layer_norm"))
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
@@ -71,27 +51,6 @@ REFUSED = """
 """
 # Options that have had several names.
 RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
-
-
-def _layout() -> Layout:
-    rows = table_rows(*(f"{name}.emb_luts.0" for name in EMBEDDINGS), "generator")
-    for stack, layers in LAYERS.items():
-        part = f"{stack}/layers_{{i}}/feed_forward"
-        # With a gate, w_1 is that of the gate, and w_3 the inner product.
-        for gated, names in ((False, {"w_1": "inner"}), (True, {"w_1": "gate", "w_3": "inner"})):
-            for name, ours in names.items():
-                rows += [
-                    dataclasses.replace(row, when=("gated_feed_forward", gated))
-                    for row in linear(f"{layers}.{{i}}.feed_forward.{name}", f"{part}/{ours}")
-                ]
-        rows += [
-            row
-            for row in layer_rows(layers, stack, ATTENTIONS[stack], PROJECTIONS, FEED_FORWARD)
-            if ".w_1." not in row.foreign
-        ]
-        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
-    table = PositionTable(("length", 1, "d_model"))
-    return Layout("opennmt_py", tuple(rows), tuple(Buffer(f"{x}.pe.pe", table) for x in EMBEDDINGS))
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -193,7 +152,7 @@ def _tokenizer(model: TrainerCheckpoint, config: TransformerConfig) -> Tokenizer
 
 
 TRAINER = Trainer(
-    _layout(),
+    "opennmt_py",
     marks=({"opt", "vocab"},),
     read=_read,
     fields=_fields,

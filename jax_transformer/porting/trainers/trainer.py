@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layouts.torch_nn import linear
-from jax_transformer.convert.table import Layout, Row
+from jax_transformer.convert.layout_file import read_layout
+from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.weights.torch_file import Checkpoint, Namespace
 
@@ -55,7 +57,7 @@ class Trainer:
         records_heads: Whether the checkpoint has the number of attention heads.
     """
 
-    layout: Layout
+    name: str
     marks: tuple[set[str], ...]
     read: Callable[[Checkpoint], TrainerCheckpoint]
     fields: Callable[[TrainerCheckpoint], dict[str, Any]]
@@ -63,10 +65,10 @@ class Trainer:
     remedy: str
     records_heads: bool = True
 
-    @property
-    def name(self) -> str:
-        """Its name, which is that of the layout."""
-        return self.layout.name
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """The layout of its name, which a file beside this one holds."""
+        return read_layout(Path(__file__).with_name(f"{self.name}.toml")).layout
 
     def wrote(self, content: Mapping[str, Any]) -> bool:
         """Return whether the content of a checkpoint has the marks of the program."""
@@ -137,23 +139,6 @@ class Settings:
         """Return the error for a setting that no config expresses."""
         value = shorten(self.get(name, False))
         return InputError(f"{self.origin}: {name}={value} cannot be converted; {reason}")
-
-
-def table_rows(source: str, target: str, head: str) -> list[Row]:
-    """Return the rows of both tables and of the output projection, each named by its module.
-
-    Where tables are shared, or tied with the output, several names hold one parameter.
-    """
-    tied = ("output_projection", "tied")
-    return [
-        Row(f"{source}.weight", "token_embedding/embedding"),
-        Row(f"{target}.weight", "token_embedding/embedding"),
-        Row(f"{head}.weight", "token_embedding/embedding", when=tied),
-        Row(f"{source}.weight", "source_embedding/embedding"),
-        Row(f"{target}.weight", "target_embedding/embedding"),
-        Row(f"{head}.weight", "target_embedding/embedding", when=tied),
-        *linear(head, "output_projection"),
-    ]
 
 
 def as_dict(value: object) -> dict[str, Any]:
