@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jax_transformer.convert.buffers import PositionTable
@@ -35,7 +36,6 @@ class Findings:
         farthest: The least and the largest `relative_attention_max_distance` that fit.
         tables: Weights and buffers that hold sinusoids, by name.
         first_id: Id that the program puts before the targets; None if it puts none.
-        output: What the program returns: "logits", or their "log_softmax" or "softmax".
     """
 
     values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
@@ -55,7 +55,6 @@ class Findings:
     farthest: tuple[int, int] = (0, 2**31)
     tables: dict[str, PositionTable] = dataclasses.field(default_factory=dict)
     first_id: int | None = None
-    output: str = "logits"
 
     def say(self, field: str, value: Any, where: object) -> None:
         """Note that a place has a value of a field."""
@@ -75,6 +74,14 @@ class Findings:
             self.refuse(Unread("a norm has no weight to multiply with", [norm.call]))
         self.place(f"{path}/scale", norm.scale)
         self.place(f"{path}/bias", norm.bias)
+
+    @contextmanager
+    def refusing(self, *, masks: bool = False) -> Iterator[None]:
+        """Note what cannot be read inside this context; see `refuse`."""
+        try:
+            yield
+        except Unread as error:
+            self.refuse(error, masks=masks)
 
     def refuse(self, error: Unread, *, masks: bool = False) -> None:
         """Note what no config has: what several places do is one refusal.

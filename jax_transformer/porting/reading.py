@@ -23,11 +23,11 @@ from jax_transformer.porting.sublayers import (
     Attention,
     Network,
     affine_points,
+    no_product,
     read_affine,
     read_attention,
     read_network,
     scores_of,
-    unread_calls,
 )
 
 SIDES = {"encoder": "source", "decoder": "target"}
@@ -35,6 +35,7 @@ PATTERNS = {
     "encoder": ("self_attention", "feed_forward"),
     "decoder": ("self_attention", "cross_attention", "feed_forward"),
 }
+ONE_BEHIND_THE_OTHER = "a config's cross-attention reads what the self-attention was added to"
 
 
 class Sublayer(NamedTuple):
@@ -66,10 +67,8 @@ def read_run(probe: Probe, longest: Probe, pad_id: int) -> Findings:
         longest: The longest run, which shows windows and buckets of distances.
     """
     reader = _Reader(probe, longest, pad_id)
-    try:
+    with reader.found.refusing():
         reader.model()
-    except Unread as error:
-        reader.found.refuse(error)
     return reader.found
 
 
@@ -112,13 +111,11 @@ class _Reader:
             raise Unread(f"the {stack} has no sublayer that is added to its input", calls)
         side, tokens = SIDES[stack], self.tokens[stack]
         place = read_embedding(self.found, self.probe, side, look_up, chains[0], tokens)
-        try:
+        with self.found.refusing():
             norm = self._norm_between(chains[0][place], chains[0][-1], stack)
             self.found.say("embedding_norm", norm is not None, f"{side}_embedding_norm")
             if norm:
                 self.found.norm(f"{side}_embedding_norm", norm)
-        except Unread as error:
-            self.found.refuse(error)
         ends = [*chains[1:-1], self._streams(chains[-1])]
         sublayers: list[Sublayer] = []
         for (start, end), chain in zip(spans, ends, strict=True):
@@ -127,13 +124,11 @@ class _Reader:
                 added = self.probe.shift(chain[0], chain[1])
                 tail = chain if added is None else chain[1:]
             norms, place = self._leading_norms(tail, stack)
-            try:
+            with self.found.refusing():
                 if stack == "encoder" or chain is not ends[-1]:
                     self._check_rest(tail[place:], stack)
                 sublayer = self._sublayer(stack, start, end, memory)
                 sublayers.append(sublayer._replace(after=norms, added=added))
-            except Unread as error:
-                self.found.refuse(error)
         if len(sublayers) == len(spans):
             self._layers(stack, sublayers)
         return tail[place]
@@ -194,8 +189,7 @@ class _Reader:
             raise Unread("a sublayer is joined with its input otherwise than by adding", [join])
         sides.sort(key=lambda key: len(self.graph.products([start], [key])))
         if self.graph.products([start], sides[:1]):
-            text = "two sublayers read one input: a config's cross-attention reads what the "
-            raise Unread(f"{text}self-attention was added to", [join])
+            raise Unread(f"two sublayers read one input: {ONE_BEHIND_THE_OTHER}", [join])
         if not self.probe.is_identity(start, sides[0], self.tokens[stack]):
             calls = self.graph.changing([start], sides[:1])
             text = "the input of each sublayer is changed where it is added: no weights can stand "
@@ -236,8 +230,7 @@ class _Reader:
         operands = [call.operands for call in scores]
         within = {key in of_start for _, key in operands}
         if len(within) > 1 or not all(query in of_start for query, _ in operands):
-            text = "two attentions are in one addition: a config's cross-attention reads what the "
-            raise Unread(f"{text}self-attention was added to", scores)
+            raise Unread(f"two attentions are in one addition: {ONE_BEHIND_THE_OTHER}", scores)
         if memory in graph.before([key for _, key in operands if key in of_start], [start]):
             text = (
                 "one attention reads targets and memory side by side: decoder_attention='merged' "
@@ -287,9 +280,7 @@ class _Reader:
             if self.graph.products([start], [point.key])
         ]
         if not affine:
-            raise Unread(
-                "the output projection is more than a product", unread_calls(probe, at, end)
-            )
+            raise no_product(probe, at, end, "the output projection")
         # A bound divides the logits before its tanh, so that the affine part may end behind them.
         point = next((p for p in reversed(affine) if self._returned(p) is not None), affine[-1])
         read = read_affine(probe, [at], point, "the output projection")
@@ -317,7 +308,6 @@ class _Reader:
         elif isinstance(returned, float):
             self.found.say("logit_softcap", returned, "the output")
         elif returned != "logits":
-            self.found.output = returned
             self.found.notes.append(f"the program returns the {returned} of the logits: {calls[0]}")
 
     def _returned(self, point: Point) -> str | float | None:
@@ -414,14 +404,10 @@ class _Reader:
         found.attentions.setdefault((stack, sublayer.kind), read)
         far = twin(self.run, self.longest.run, read)
         site = Site(stack=stack, layer=layer, kind=sublayer.kind, attention=read, far=far)
-        try:
+        with found.refusing():
             read_bias(found, self.probe, self.longest, site)
-        except Unread as error:
-            found.refuse(error)
-        try:
+        with found.refusing(masks=True):
             read_mask(found, self.probe, self.longest, site, self.tokens)
-        except Unread as error:
-            found.refuse(error, masks=True)
 
     def _network_fields(self, stack: str, path: str, sublayer: Sublayer, read: Network) -> None:
         self.found.say(f"{stack} d_ff", read.inner.kernel.shape[1], sublayer.join)

@@ -167,6 +167,11 @@ class Run:
         """The target ids [B, T]."""
         return self.constants[self.target]
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """The lengths of source and target."""
+        return self.src.shape[1], self.tgt.shape[1]
+
     @functools.cached_property
     def producer(self) -> dict[int, Call]:
         """The call that computed each value."""

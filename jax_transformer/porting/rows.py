@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -61,33 +62,22 @@ def layout_rows(
     rows = []
     for number, paths in owners.items():
         tensor = tensors[number]
-        template = _row(tensor, {path: elements[path] for path in paths}, config)
-        rows += [template._replace(foreign=name) for name in tensor.names]
+        row = _row(tensor, {path: elements[path] for path in paths}, config)
+        rows += [dataclasses.replace(row, foreign=name) for name in tensor.names]
     for numbers, path in several.items():
-        rows += _head_rows([tensors[number] for number in numbers], path, elements[path], config)
+        of_heads = [tensors[number] for number in numbers]
+        rows.append(_row_of_heads(of_heads, path, elements[path], config))
     names = {row.paths[0]: row.foreign for row in rows}
     for path, shape in parameter_shapes(config).items():
         if path not in elements:
             kernel = names.get(path.removesuffix("bias") + "kernel", path)
-            rows.append(
-                _Found(f"{kernel.removesuffix('.weight')}.zeros", (path,), identity, "rows", True)
-            )
             if len(shape) > 1:
                 raise InputError(f"no tensor of the program is {path}")
+            rows.append(Row(f"{kernel.removesuffix('.weight')}.zeros", path, zeros=True))
     return tuple(_together(rows))
 
 
-class _Found(NamedTuple):
-    """A row for one layer."""
-
-    foreign: str
-    paths: tuple[str, ...]
-    operation: Operation
-    stack: Join
-    zeros: bool = False
-
-
-def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConfig) -> _Found:
+def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConfig) -> Row:
     """Return the row of one tensor that holds some parameters, by trying each kind of row."""
     paths = sorted(placed, key=lambda path: int(placed[path].min()))
     kernels = [path for path in paths if not path.endswith(ONE_AXIS)]
@@ -123,7 +113,7 @@ def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConf
             if row.shape == tensor.shape and np.array_equal(
                 row.write([placed[path] for path in paths]), tensor.elements
             ):
-                return _Found(tensor.names[0], tuple(paths), operation, stack)
+                return Row(tensor.names[0], tuple(paths), operation, stack=stack)
         except (InputError, ValueError, ZeroDivisionError):
             continue
     raise InputError(
@@ -132,10 +122,10 @@ def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConf
     )
 
 
-def _head_rows(
+def _row_of_heads(
     tensors: Sequence[Tensor], path: str, places: Elements, config: TransformerConfig
-) -> list[_Found]:
-    """Return the rows of a parameter that has a tensor for each head."""
+) -> Row:
+    """Return the row of a parameter that has a tensor for each head."""
     heads = np.split(places, len(tensors), -1) if places.shape[-1] % len(tensors) == 0 else []
     for flipped in (True, False):
         written = [head.T if flipped else head for head in heads]
@@ -148,8 +138,7 @@ def _head_rows(
         if written and None not in order and len(tensors) == config.num_heads:
             template = _counted([tensor.names[0] for tensor in order], HEAD)
             if template is not None:
-                operation = transpose if flipped and places.ndim > 1 else identity
-                return [_Found(template, (path,), operation, "rows")]
+                return Row(template, path, transpose if flipped and places.ndim > 1 else identity)
     names = ", ".join(tensor.names[0] for tensor in tensors[:4])
     raise InputError(
         f"{path} lies in {names} in an order that no row of a layout has: {tensors[0].use}"
@@ -165,22 +154,18 @@ def _counted(names: Sequence[str], word: str) -> str | None:
     return None
 
 
-def _together(rows: Sequence[_Found]) -> Iterator[Row]:
+def _together(rows: Sequence[Row]) -> Iterator[Row]:
     """Yield rows in which those of all layers are one, where their names count the layers."""
-    groups: dict[tuple, list[_Found]] = defaultdict(list)
+    groups: dict[tuple, list[Row]] = defaultdict(list)
     for row in rows:
         paths = tuple(LAYER.sub("layers_{i}", path) for path in row.paths)
         stem = NUMBER.sub("#", row.foreign.replace(HEAD, "{h}"))
         groups[paths, row.operation, row.stack, row.zeros, stem].append(row)
-    for (paths, operation, stack, zeros, _), group in groups.items():
-        numbered = [
-            int(found[1]) for row in group if (found := re.search(r"layers_(\d+)", row.paths[0]))
-        ]
-        template = None
-        if len(group) > 1 and numbered == list(range(len(group))):
-            template = _counted([row.foreign for row in group], "{i}")
-        chosen = (
-            [(row.foreign, row.paths) for row in group] if template is None else [(template, paths)]
-        )
-        for foreign, held in chosen:
-            yield Row(foreign, held, operation, zeros, stack=stack)
+    for (paths, *_), group in groups.items():
+        layers = [LAYER.search(row.paths[0]) for row in group]
+        counted = [layer and int(layer[1]) for layer in layers] == [*range(len(group))]
+        template = _counted([row.foreign for row in group], "{i}") if counted else None
+        if template is None or len(group) == 1:
+            yield from group
+        else:
+            yield dataclasses.replace(group[0], foreign=template, paths=paths)

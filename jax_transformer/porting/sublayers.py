@@ -100,16 +100,17 @@ def affine_points(probe: Probe, start: Point, end: int) -> list[Point]:
     return found
 
 
-def unread_calls(probe: Probe, start: Point, end: int) -> list[Call]:
-    """Return the operations of a slice behind its longest affine part."""
+def no_product(probe: Probe, start: Point, end: int, what: str) -> Unread:
+    """Return the refusal of a slice by its operations behind its longest affine part."""
     calls = probe.graph.changing([affine_points(probe, start, end)[-1].key], [end])
-    return [call for call in calls if call.name not in PRODUCTS] or calls
+    behind = [call for call in calls if call.name not in PRODUCTS]
+    return Unread(f"{what} is more than a product", behind or calls)
 
 
 def read_affine(probe: Probe, starts: Sequence[Point], end: Point, what: str) -> Affine:
     """Return the elements of an affine slice; raise `Unread` if it is none, or mixes weights."""
     if not len(end.places) or not probe.is_affine(starts, end):
-        raise Unread(f"{what} is more than a product", unread_calls(probe, starts[0], end.key))
+        raise no_product(probe, starts[0], end.key, what)
     found = probe.affine(starts, end)
     if found is None:
         keys = [start.key for start in starts]
@@ -276,8 +277,7 @@ def _head_norm(probe: Probe, begin: Point, end: Point, name: str) -> tuple[Point
             norm = probe.norm(cut, end.key, end.places)
             if norm is not None:
                 return point, norm
-    calls = unread_calls(probe, begin, end.key)
-    raise Unread(f"the {name} projection is more than a product", calls)
+    raise no_product(probe, begin, end.key, f"the {name} projection")
 
 
 def _grouped(part: Affine, width: int, core: Core) -> Affine:
@@ -395,8 +395,7 @@ def _last_product(probe: Probe, starts: Sequence[Point], end: int) -> tuple[Affi
             point = probe.reached(starts[0], cut)
         if probe.is_affine(starts, point):
             return read_affine(probe, starts, point, "the output projection"), cut
-    calls = unread_calls(probe, starts[0], end)
-    raise Unread("the output projection is more than a product", calls)
+    raise no_product(probe, starts[0], end, "the output projection")
 
 
 def read_network(probe: Probe, start: int, end: int) -> tuple[Network, int]:

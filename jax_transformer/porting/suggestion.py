@@ -105,10 +105,8 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
     for probe in probes:
         _check_replay(probe, found)
     windows: dict[str, Any] = {}
-    try:
+    with found.refusing(masks=True):
         windows = {} if found.refusals else _window_fields(found)
-    except Unread as error:
-        found.refuse(error, masks=True)
     other_masks = bool(found.refusals) and found.only_masks
     refused, notes, errors = [*found.refused()], found.notes, dict[tuple[int, int], float]()
     config = layout = None
@@ -131,9 +129,7 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
         del back
         found.elements.clear()  # as large as the weights
         if other_masks:
-            run = probes[0].run
-            error = compare_own_masks(probes[0], params, config, found.attentions)
-            errors[run.src.shape[1], run.tgt.shape[1]] = error
+            errors = compare_own_masks(probes[0], params, config, found.attentions)
         else:
             errors = compare_runs(probes, params, config, layout.masks)
         wrong += [
@@ -156,10 +152,8 @@ def suggest(tensors: Mapping[str, Any], recording: Recording) -> Suggestion:
 def _check_replay(probe: Probe, found: Findings) -> None:
     """Refuse a recording whose operations do not give what the program returned."""
     run = probe.run
-    ids = {
-        run.source: run.src,
-        run.target: run.tgt,
-    }  # replaced, so that no value of the run is stored
+    # The ids are replaced, so that no value of the run is stored.
+    ids = {run.source: run.src, run.target: run.tgt}
     logits, replayed = run.logits.astype(np.float64), probe.replay.value(run.output, ids)
     rows = np.isfinite(logits).all(-1) & np.isfinite(replayed).all(-1)
     error = np.abs(replayed - logits)[rows].max(initial=0) / np.abs(logits[rows]).max(initial=1)

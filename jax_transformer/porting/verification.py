@@ -34,6 +34,7 @@ EXACT = 1e-11  # an error of logits in float64
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 ROWS, SOURCE_LENGTH, TARGET_LENGTH = 3, 13, 11
 COMPARED = 2  # rows of a run
+Errors = dict[tuple[int, int], float]  # of logits, by the lengths of source and target
 
 
 def verify(
@@ -194,11 +195,13 @@ def record_program(
 
 def compare_runs(
     probes: Sequence[Probe], params: Any, config: TransformerConfig, masks: Masks
-) -> dict[tuple[int, int], float]:
-    """Return the error of the logits, see `both_logits`, by the lengths of each run."""
+) -> Errors:
+    """Return the error of the logits of each run, see `both_logits`."""
     both = both_logits(probes, params, config, masks)
-    lengths = [(probe.run.src.shape[1], probe.run.tgt.shape[1]) for probe in probes]
-    return {key: _error(ours, theirs) for key, (ours, theirs) in zip(lengths, both, strict=True)}
+    return {
+        probe.run.lengths: _error(ours, theirs)
+        for probe, (ours, theirs) in zip(probes, both, strict=True)
+    }
 
 
 def both_logits(
@@ -231,22 +234,21 @@ def both_logits(
 
 def compare_own_masks(
     probe: Probe, params: Any, config: TransformerConfig, attentions: Mapping[Any, Attention]
-) -> float:
+) -> Errors:
     """Return the error of the logits in JAX on a run's own ids, with the program's own masks."""
     run = probe.run
-    kinds = (
-        ("encoder", "self_attention"),
-        ("decoder", "cross_attention"),
-        ("decoder", "self_attention"),
+    self_attention = visible(probe, attentions["decoder", "self_attention"])
+    masks = (
+        visible(probe, attentions["encoder", "self_attention"]),
+        visible(probe, attentions["decoder", "cross_attention"]),
+        self_attention,
     )
-    masks = tuple(visible(probe, attentions[kind]) for kind in kinds)
-    tgt, theirs = (
-        _looked_up(probe, config, run.tgt),
-        _program_logits(probe, config, run.src, run.tgt),
-    )
+    tgt = _looked_up(probe, config, run.tgt)
+    theirs = _program_logits(probe, config, run.src, run.tgt)
     ours = _exact_logits(params, config, run.src.astype(np.int32), tgt, masks)
-    counts = masks[2].any((1, 3)) & (tgt != config.pad_id)
-    return _error(*_in_kind(ours[counts], theirs[counts]))
+    counts = self_attention.any((1, 3)) & (tgt != config.pad_id)
+    ours, theirs = _in_kind(ours[counts], theirs[counts])
+    return {run.lengths: _error(ours, theirs)}
 
 
 def _error(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, WIDTH
+from tests.parity_tool.torch_program import DEPTH
+from tests.porting.models import WIDTH
 
 KEY = jax.random.key(0)
 
@@ -27,7 +28,7 @@ class Network(Part):
     parts: tuple
 
     def __call__(self, x):  # one vector
-        return mistakes.feed(self.mistake, self.place, *self.parts, x)
+        return mistakes.network(self.mistake, self.place, *self.parts, x)
 
 
 class Layer(Part):
@@ -71,20 +72,20 @@ def build(mistake, state):
         return layer if rms else equinox.tree_at(lambda one: one.bias, layer, state[f"{name}.bias"])
 
     def attend(place):
-        names = ("query", "key", "value", "out")
+        names = ("ask", "offer", "carry", "join")
         return Attend(mistake, place, {name: dense(f"{place}.{name}") for name in names})
 
     def layer(name, count):
-        attends = [attend(f"{name}.attentions.{i}") for i in range(count)]
+        attends = [attend(f"{name}.mixers.{i}") for i in range(count)]
         norms = [norm(f"{name}.norms.{i}") for i in range(count + 1)]
-        parts = tuple(dense(f"{name}.feed.{part}") for part in ("inner", "outer"))
-        return Layer(mistake, name, attends, norms, Network(mistake, f"{name}.feed", parts))
+        parts = tuple(dense(f"{name}.network.{part}") for part in ("widen", "narrow"))
+        return Layer(mistake, name, attends, norms, Network(mistake, f"{name}.network", parts))
 
     stacks = [
         [layer(f"{stack}.{i}", count) for i in range(DEPTH)]
-        for stack, count in (("encoder", 1), ("decoder", 2))
+        for stack, count in (("readers", 1), ("writers", 2))
     ]
-    table = equinox.nn.Embedding(weight=state["words.weight"])
-    norms = [norm("encoder_norm"), norm("decoder_norm")]
+    table = equinox.nn.Embedding(weight=state["words_in.weight"])
+    norms = [norm("ends.0"), norm("ends.1")]
     model = Translator(mistake, "", table, stacks, norms, dense("head"))
     return model, lambda module, src, tgt: jax.vmap(module)(jnp.array(src), jnp.array(tgt))

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, HEADS, WIDE, WIDTH, WORDS
+from tests.parity_tool.torch_program import DEPTH, WIDE, WORDS
+from tests.porting.models import HEADS, WIDTH
 
 
 def called(place):
@@ -27,9 +28,9 @@ class MultiHead(nn.Module):
             layer = dense(split, name=called(name))
             return lambda z: layer(z).reshape(*z.shape[:2], WIDTH)
 
-        products = {name: product(name) for name in ("query", "key", "value")}
-        out = dense(WIDTH, (-2, -1), name="Out")
-        products["out"] = lambda z: out(z.reshape(*z.shape[:2], *split))
+        products = {name: product(name) for name in ("ask", "offer", "carry")}
+        out = dense(WIDTH, (-2, -1), name="Join")
+        products["join"] = lambda z: out(z.reshape(*z.shape[:2], *split))
         return mistakes.attention(self.mistake, self.place, products, x, y, mask)
 
 
@@ -42,15 +43,14 @@ class Block(nn.Module):
     def __call__(self, x, *others):
         mistake, place = self.mistake, self.place
         attentions = [
-            MultiHead(mistake, f"{place}.attentions.{i}", name=f"Attentions_{i}")
-            for i in range(self.count)
+            MultiHead(mistake, f"{place}.mixers.{i}", name=f"Mixers_{i}") for i in range(self.count)
         ]
         norms = [norm(mistake, f"{place}.norms.{i}", f"Norms_{i}") for i in range(self.count + 1)]
-        inner, outer = (
+        widen, narrow = (
             nn.Dense(size, name=name, param_dtype=x.dtype)
-            for name, size in (("Feed_inner", WIDE), ("Feed_outer", WIDTH))
+            for name, size in (("Network_widen", WIDE), ("Network_narrow", WIDTH))
         )
-        network = partial(mistakes.feed, mistake, f"{place}.feed", inner, outer)
+        network = partial(mistakes.network, mistake, f"{place}.network", widen, narrow)
         return mistakes.layer(mistake, place, attentions, norms, network, x, *others)
 
 
@@ -64,17 +64,15 @@ class Translator(nn.Module):
 
     @nn.compact
     def __call__(self, src, tgt):
-        table = nn.Embed(WORDS, WIDTH, param_dtype=jnp.float64, name="Words")
+        table = nn.Embed(WORDS, WIDTH, param_dtype=jnp.float64, name="Words_in")
         stacks = [
             [
                 Block(self.mistake, f"{stack}.{i}", count, name=called(f"{stack}.{i}"))
                 for i in range(DEPTH)
             ]
-            for stack, count in (("encoder", 1), ("decoder", 2))
+            for stack, count in (("readers", 1), ("writers", 2))
         ]
-        norms = [
-            norm(self.mistake, name, called(name)) for name in ("encoder_norm", "decoder_norm")
-        ]
+        norms = [norm(self.mistake, name, called(name)) for name in ("ends.0", "ends.1")]
         head = nn.Dense(WORDS, param_dtype=jnp.float64, name="Head")
 
         def enter(ids):
@@ -89,14 +87,14 @@ def build(mistake, state):
     for name, leaf in mistake.weights(state).items():
         place, _, kind = name.rpartition(".")
         inner = params
-        for part in re.findall(r"(?:encoder|decoder|attentions)\.\d|\w+(?:\.\w+)?$", place):
+        for part in re.findall(r"(?:readers|writers|mixers)\.\d|\w+(?:\.\w+)?$", place):
             inner = inner.setdefault(called(part), {})
         if kind == "weight":
-            kind = "scale" if leaf.ndim == 1 else "embedding" if place == "words" else "kernel"
+            kind = "scale" if leaf.ndim == 1 else "embedding" if place == "words_in" else "kernel"
             leaf = leaf.T if kind == "kernel" else leaf
-        if place.endswith((".query", ".key", ".value")):
+        if place.endswith((".ask", ".offer", ".carry")):
             leaf = leaf.reshape(*leaf.shape[:-1], HEADS, -1)
-        elif name.endswith(".out.weight"):
+        elif name.endswith(".join.weight"):
             leaf = leaf.reshape(HEADS, -1, WIDTH)
         inner[kind] = leaf
     return Translator(mistake), lambda module, src, tgt: module.apply({"params": params}, src, tgt)

@@ -8,31 +8,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.parity_tool.torch_program import HEADS, PAD, WIDTH
+from tests.parity_tool.torch_program import PAD
+from tests.porting.models import HEADS, WIDTH
 
 # Of each mistake, what its explanation must say ("" is that none is given), and its places: each is
 # the innermost block of the torch program that holds it; "" is the program itself.
 PLACES = {
-    "epsilon": ("norm of epsilon 1e-06", "encoder.1.norms.0 decoder_norm"),
-    "root mean square": ("root mean square norm", "decoder.0.norms.1"),
-    "gelu by tanh": ("gelu by tanh", "decoder.0.feed"),
-    "relu": ("a has relu", "encoder.0.feed"),
-    "no scale": ("scale 1, ", "encoder.1.attentions.0"),
-    "scale by width": ("scale 1/sqrt(width)", "decoder.1.attentions.1"),
-    "no mask": ("no mask", "decoder.0.attentions.1 decoder.0.attentions.0 encoder.0.attentions.0"),
-    "interleaved heads": ("interleaved", "encoder.0.attentions.0 decoder.1.attentions.0"),
-    "not transposed back": ("joined without a transpose", "decoder.0.attentions.0"),
+    "epsilon": ("norm of epsilon 1e-06", "readers.1.norms.0 ends.1"),
+    "root mean square": ("root mean square norm", "writers.0.norms.1"),
+    "gelu by tanh": ("gelu by tanh", "writers.0.network"),
+    "relu": ("a has relu", "readers.0.network"),
+    "no scale": ("scale 1, ", "readers.1.mixers.0"),
+    "scale by width": ("scale 1/sqrt(width)", "writers.1.mixers.1"),
+    "no mask": ("no mask", "writers.0.mixers.1 writers.0.mixers.0 readers.0.mixers.0"),
+    "interleaved heads": ("interleaved", "readers.0.mixers.0 writers.1.mixers.0"),
+    "not transposed back": ("joined without a transpose", "writers.0.mixers.0"),
     "transposed": (
         "transposed kernel",
-        "encoder.0.attentions.0.query decoder.1.attentions.1.out decoder.0.attentions.0.value",
+        "readers.0.mixers.0.ask writers.1.mixers.1.join writers.0.mixers.0.carry",
     ),
     "no bias": (
         "the same vector more in every row: a bias",
-        "decoder.1.attentions.0.value encoder.1.feed.inner head",
+        "writers.1.mixers.0.carry readers.1.network.widen head",
     ),
-    "bfloat16": ("cast to bfloat16", "decoder.1.feed.inner encoder.0.attentions.0.key"),
-    "no residual": ("1 times an input more", "decoder.1"),
-    "no norm": ("only b has this", "encoder_norm"),
+    "bfloat16": ("cast to bfloat16", "writers.1.network.widen readers.0.mixers.0.offer"),
+    "no residual": ("1 times an input more", "writers.1"),
+    "no norm": ("only b has this", "ends.0"),
     "no embedding scale": ("times an input more", ""),
     "halves of sinusoids": ("", ""),
     "positions from 1": ("", ""),
@@ -42,18 +43,18 @@ IN_A_BLOCK = [
 ]
 # The mistakes of a plain function, and what each explanation must say; "" is that none is given.
 OF_A_FUNCTION = {
-    "epsilon at encoder.1.norms.0": "a has a layer norm of epsilon 1e-06",
-    "no scale at decoder.1.attentions.1": "a has attention of 4 heads, scale 1, ",
-    "no mask at decoder.0.attentions.0": "scale 1/sqrt(head size), no mask",
-    "norm last at encoder.0.norms.0": "",
-    "relu at encoder.0.feed": "b has gelu by erf, and a has relu",
+    "epsilon at readers.1.norms.0": "a has a layer norm of epsilon 1e-06",
+    "no scale at writers.1.mixers.1": "a has attention of 4 heads, scale 1, ",
+    "no mask at writers.0.mixers.0": "scale 1/sqrt(head size), no mask",
+    "norm last at readers.0.norms.0": "",
+    "relu at readers.0.network": "b has gelu by erf, and a has relu",
     "positions from 1 at ": "",
-    "transposed at decoder.0.attentions.0.value": "a has a product with the transposed kernel",
-    "no bias at encoder.1.feed.inner": "bias",
-    "swapped at encoder.0.norms.0": "",
-    "no mask at encoder.0.attentions.0": "scale 1/sqrt(head size), no mask",  # of padding
-    "dropout at decoder.1": "",
-    "halves rotated at decoder.1.attentions.0": "",
+    "transposed at writers.0.mixers.0.carry": "a has a product with the transposed kernel",
+    "no bias at readers.1.network.widen": "bias",
+    "swapped at readers.0.norms.0": "",
+    "no mask at readers.0.mixers.0": "scale 1/sqrt(head size), no mask",  # of padding
+    "dropout at writers.1": "",
+    "halves rotated at writers.1.mixers.0": "",
 }
 
 
@@ -136,13 +137,13 @@ def attention(mistake, place, products, x, y, mask):
     """Return what an attention returns, with its four products by their names."""
     q, k, v = (
         products[name](rounded(mistake, f"{place}.{name}", z))
-        for name, z in (("query", x), ("key", y), ("value", y))
+        for name, z in (("ask", x), ("offer", y), ("carry", y))
     )
-    return products["out"](attend(mistake, place, q, k, v, mask))
+    return products["join"](attend(mistake, place, q, k, v, mask))
 
 
-def feed(mistake, place, inner, outer, x):
-    return outer(activate(mistake, place, inner(rounded(mistake, f"{place}.inner", x))))
+def network(mistake, place, widen, narrow, x):
+    return narrow(activate(mistake, place, widen(rounded(mistake, f"{place}.widen", x))))
 
 
 def layer(mistake, place, attentions, norms, network, x, mask, memory=None, memory_mask=None):

@@ -6,14 +6,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tests.parity_tool import mistakes
-from tests.parity_tool.torch_program import DEPTH, WIDTH, WORDS
+from tests.parity_tool.torch_program import DEPTH, WORDS
+from tests.porting.models import WIDTH
 
 FLOAT = {"param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
 
 
 class Heads(nnx.Module):
     def __init__(self, mistake, state, place):
-        names = ("query", "key", "value", "out")
+        names = ("ask", "offer", "carry", "join")
         self.products = nnx.Dict({name: dense(state, f"{place}.{name}") for name in names})
         self.attention = partial(mistakes.attention, mistake, place)
 
@@ -24,19 +25,19 @@ class Heads(nnx.Module):
 
 class Mlp(nnx.Module):
     def __init__(self, mistake, state, place):
-        self.up, self.down = (dense(state, f"{place}.{part}") for part in ("inner", "outer"))
-        self.feed = partial(mistakes.feed, mistake, place)
+        self.up, self.down = (dense(state, f"{place}.{part}") for part in ("widen", "narrow"))
+        self.network = partial(mistakes.network, mistake, place)
 
     def __call__(self, x):
-        return self.feed(self.up, self.down, x)
+        return self.network(self.up, self.down, x)
 
 
 class Layer(nnx.Module):
     def __init__(self, mistake, state, place, count):
-        heads = [Heads(mistake, state, f"{place}.attentions.{i}") for i in range(count)]
+        heads = [Heads(mistake, state, f"{place}.mixers.{i}") for i in range(count)]
         norms = [norm(mistake, state, f"{place}.norms.{i}") for i in range(count + 1)]
         self.heads, self.norms = nnx.List(heads), nnx.List(norms)
-        self.mlp = Mlp(mistake, state, f"{place}.feed")
+        self.mlp = Mlp(mistake, state, f"{place}.network")
         self.layer = partial(mistakes.layer, mistake, place)
 
     def __call__(self, *given):
@@ -67,12 +68,12 @@ class Translator(nnx.Module):
     def __init__(self, mistake, state):
         self.mistake = mistake
         self.table = nnx.Embed(WORDS, WIDTH, **FLOAT)
-        self.table.embedding = nnx.Param(jnp.array(state["words.weight"]))
+        self.table.embedding = nnx.Param(jnp.array(state["words_in.weight"]))
         self.readers, self.writers = (
             nnx.List([Layer(mistake, state, f"{stack}.{i}", count) for i in range(DEPTH)])
-            for stack, count in (("encoder", 1), ("decoder", 2))
+            for stack, count in (("readers", 1), ("writers", 2))
         )
-        self.last = nnx.List([norm(mistake, state, f"{s}_norm") for s in ("encoder", "decoder")])
+        self.last = nnx.List([norm(mistake, state, f"ends.{n}") for n in (0, 1)])
         self.logits = dense(state, "head")
 
     def __call__(self, src, tgt):

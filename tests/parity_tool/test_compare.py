@@ -94,14 +94,15 @@ def test_the_bound_is_a_number_of_roundings(dtype, epsilon, bound):
         assert first({"a": y.astype(dtype)}, {"a": x.astype(dtype)})[0] == expected
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_in_one_program_alone_is_a_difference(number):
     x = RANDOM.normal(size=(4, 6))
     x[1, 2] = number
     y = x.copy()
     assert first({"a": y}, {"a": x})[0] is None
-    y[1, 2] = 0.5
-    assert first({"a": y}, {"a": x})[0] == first({"a": x}, {"a": y})[0] == ("a", "a")
+    for finite in (0.5, np.nan_to_num(number)):
+        y[1, 2] = finite
+        assert first({"a": y}, {"a": x})[0] == first({"a": x}, {"a": y})[0] == ("a", "a")
 
 
 def test_a_small_difference_does_not_hide_a_larger_one_behind_it():
@@ -178,12 +179,6 @@ def test_a_value_that_only_one_program_returns_is_a_difference():
 def test_records_of_other_sizes_are_refused():
     with pytest.raises(InputError, match=r"what a returned has other sizes than b's: \[3\] and"):
         first({"logits": np.ones(3)}, {"logits": np.ones(4)})
-
-
-def test_what_is_not_finite_must_be_so_in_both():
-    x = {"x": np.array([1.0, np.inf, -np.inf, np.nan])}
-    assert first(x, x)[0] is None
-    assert first({"x": np.nan_to_num(x["x"])}, x)[0] == ("x", "x")
 
 
 def test_rows_of_nan_do_not_count():
@@ -284,19 +279,13 @@ def test_an_attention_of_parts_is_paired_with_one_that_has_none(fault, block, x6
     x, padding = np.random.default_rng(0).normal(size=(2, 7, 32)), np.zeros((2, 7), bool)
     padding[1, 5:] = True
     state = {name: value.numpy() for name, value in theirs.state_dict().items()}
-    order = slice(None, None, -1 if fault == "order" else 1)
+    parts = [np.split(state[f"attention.in_proj_{leaf}"], 3) for leaf in ("weight", "bias")]
     heads = {
-        name: {
-            "kernel": kernel.T.reshape(32, 4, 8)[:, order if name == "query" else slice(None)],
-            "bias": bias.reshape(4, 8)[order if name == "query" else slice(None)],
-        }
-        for name, kernel, bias in zip(
-            ("query", "key", "value"),
-            np.split(state["attention.in_proj_weight"], 3),
-            np.split(state["attention.in_proj_bias"], 3),
-            strict=True,
-        )
+        name: {"kernel": kernel.T.reshape(32, 4, 8), "bias": bias.reshape(4, 8)}
+        for name, kernel, bias in zip(("query", "key", "value"), *parts, strict=True)
     }
+    if fault == "order":
+        heads["query"] = {name: leaf[..., ::-1, :] for name, leaf in heads["query"].items()}
     heads["out"] = {
         "kernel": state["attention.out_proj.weight"].T.reshape(4, 8, 32),
         "bias": state["attention.out_proj.bias"],

@@ -15,7 +15,7 @@ from tests.parity_tool.torch_program import Program
 from tests.tiers import tiered_rows
 
 # Callbacks under vmap compile anew in each run of the Equinox copy.
-FEWER = [text for text in IN_A_BLOCK if "decoder" in text]
+FEWER = [text for text in IN_A_BLOCK if "writers" in text]
 
 
 def ids():
@@ -74,7 +74,7 @@ def test_a_mistake_is_found_at_its_block_and_explained(copy, text):
     if said := PLACES[kind][0]:
         assert any(said in words for words in comparison.explanations), comparison
     else:  # between the embedding and the first layer
-        place = "the difference arises in b after words#2 and before encoder.0, by"
+        place = "the difference arises in b after words_in#2 and before readers.0, by"
         assert comparison.explanations[0].startswith(place)
 
 
@@ -117,10 +117,10 @@ def test_less_named_is_less_found_but_nothing_wrong():
         return {name: values[name] for name in ("15", "27", "logits")}
 
     # What the first layer is given is not named: all before its end is possible.
-    for text, place in (("relu at encoder.1.feed", "encoder.1"), ("swapped", "")):
+    for text, place in (("relu at readers.1.network", "readers.1"), ("swapped", "")):
         comparison = beside_a_function(text, 4, named=layers)
         assert comparison.first_differing.b == place, comparison
-        assert place or "after its inputs and before the end of encoder.0" in str(comparison)
+        assert place or "after its inputs and before the end of readers.0" in str(comparison)
         assert not [words for words in comparison.explanations if " has " in words]
 
 
@@ -130,8 +130,8 @@ def test_a_table_in_float32_hides_no_mistake(monkeypatch):
     monkeypatch.setattr(
         plain_copy.mistakes, "positions", lambda *given: exact(*given).astype(np.float32)
     )
-    alone, beside = (beside_a_function(text, 5) for text in ("", "relu at decoder.0.feed"))
+    alone, beside = (beside_a_function(text, 5) for text in ("", "relu at writers.0.network"))
     assert alone.first_differing.b == ""
     assert 1e-10 < float(alone.explanations[0].split()[-1]) < 1e-7
-    assert beside.first_differing.b == "decoder.0.feed"
+    assert beside.first_differing.b == "writers.0.network"
     assert "the model differs earlier, but far less" in beside.notes[0]

@@ -262,13 +262,11 @@ class GroupedMixer(RotaryMixer):
         super().__init__(program, crossing)
         self.offer, self.carry = (nn.Linear(WIDTH, WIDTH // 2) for _ in range(2))
 
+    def split(self, x):
+        return x.unflatten(-1, (-1, HEAD)).transpose(1, 2)
+
     def project(self, x, y):
-        key, value = (
-            part(y).unflatten(-1, (HEADS // 2, -1)).transpose(1, 2)
-            for part in (self.offer, self.carry)
-        )
-        query, within = self.split(self.ask(x)), x is y
-        query, key = (self.turn(query), self.turn(key)) if within else (query, key)
+        query, key, value = super().project(x, y)
         return query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
 
 
@@ -329,24 +327,18 @@ class WideValues(Mixer):
         self.carry, self.join = nn.Linear(WIDTH, HEADS * 9), nn.Linear(HEADS * 9, WIDTH)
 
 
-class MeanFreeNorm(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.g = nn.Parameter(torch.ones(width))
-
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.g
-
-
 class RootNorm(nn.Module):
-    """An RMS norm times 1 + w."""
+    """An RMS norm times `more` + w."""
+
+    more = 0
 
     def __init__(self, width):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
+        self.weight = nn.Parameter(torch.ones(width) - self.more)
 
     def forward(self, x):
-        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + self.weight)
+        scale = self.more + self.weight if self.more else self.weight
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * scale
 
 
 class VarianceNorm(nn.Module):
@@ -509,18 +501,6 @@ class ConvolvedLayer(Layer):
         return x + self.along(x.mT)[..., : x.shape[1]].mT
 
 
-class Attributes(nn.Module):
-    """Layers that are attributes, no list."""
-
-    def __init__(self, layers):
-        super().__init__()
-        for number, layer in enumerate(layers):
-            self.add_module(f"layer{number}", layer)
-
-    def __iter__(self):
-        return iter(self._modules.values())
-
-
 class Translator(nn.Module):
     """Post-norm layers, tables times sqrt(d), sinusoids, a head: what a program does otherwise.
 
@@ -530,6 +510,7 @@ class Translator(nn.Module):
         before: Whether norms stand before the sublayers.
         final: Whether a stack ends with a norm; None is `before`.
         scaled: Whether tables are multiplied by sqrt(d).
+        placed: Whether positions are added.
         starts: Whether embeddings are normed.
         tied: Tables whose weight is that of the head.
     """
@@ -538,7 +519,7 @@ class Translator(nn.Module):
     depth, longest = (2, 2), LONGEST
     mixer, norm, network, layer, stack = Mixer, nn.LayerNorm, Network, Layer, nn.ModuleList
     products, activation, ending = 3 * (nn.Linear,), nn.ReLU, nn.Linear
-    before, final, scaled, starts, tied = (False, False), None, True, False, ()
+    before, final, scaled, placed, starts, tied = (False, False), None, True, True, False, ()
 
     def __init__(self):
         super().__init__()
@@ -560,7 +541,7 @@ class Translator(nn.Module):
 
     def summed(self, x, side):
         x = x * math.sqrt(self.width) if self.scaled else x
-        return x + self.places(x, side)
+        return x + self.places(x, side) if self.placed else x
 
     def embed(self, ids, side):
         x = self.summed((self.words_out if side else self.words_in)(ids), side)
@@ -596,10 +577,8 @@ class Translator(nn.Module):
 class Modern(Translator):
     """The blocks of language models of today."""
 
-    mixer, norm, layer, before = GroupedMixer, RootNorm, SandwichLayer, (True, True)
-
-    def summed(self, x, side):
-        return x
+    mixer, norm, layer = GroupedMixer, other(RootNorm, more=1), SandwichLayer
+    before, scaled, placed = (True, True), False, False
 
 
 class RowMasks(Translator):
@@ -699,15 +678,11 @@ class BareSides(Translator):
         return (self.tgt_pos if side else self.src_pos)[:, : x.shape[1]]
 
 
-class BufferFromOne(Translator):
+class BufferFromOne(Timed):
     """A saved table of sinusoids whose row 0 is not used."""
 
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("timing", waves(LONGEST, WIDTH).float())
-
     def places(self, x, side):
-        return self.timing[1 : 1 + x.shape[1]]
+        return self.timing[:, 1 : 1 + x.shape[1]]
 
 
 class Buffers(Translator):
@@ -793,10 +768,8 @@ def of_modules(self, src, tgt):
 
 
 def halves(self):
-    angle = torch.arange(self.longest)[:, None] * 10000 ** (
-        -torch.arange(0, self.width, 2) / self.width
-    )
-    return torch.cat([angle.sin(), angle.cos()], 1)
+    table = waves(self.longest, self.width).float()
+    return torch.cat([table[:, ::2], table[:, 1::2]], 1)
 
 
 def layer_norm(**options):
@@ -855,7 +828,7 @@ class Clones(Timed):
 
 class MeanFree(Translator):
     heads, wide, vocabularies, depth, pad = 3, 44, (33, 51), (2, 3), 0
-    mixer, norm, network, activation = FunctionMixer, MeanFreeNorm, GatedNetwork, nn.SiLU
+    mixer, norm, network, activation = FunctionMixer, RootNorm, GatedNetwork, nn.SiLU
     products, ending, scaled, before = 3 * (Bare,), Bare, False, (True, True)
 
 
@@ -863,7 +836,7 @@ class Kernels(LearnedSides):
     """Plain parameters everywhere, also of the output; normed embeddings."""
 
     width, wide, vocabularies, longest, pad = 16, 48, (31, 31), 19, 0
-    mixer, norm, network, stack = KernelMixer, layer_norm(eps=1e-12), KernelNetwork, Attributes
+    mixer, norm, network = KernelMixer, layer_norm(eps=1e-12), KernelNetwork
     starts, ending, scaled = True, None, False
 
     def __init__(self):
@@ -881,9 +854,7 @@ class Letters(Translator):
     width, heads, wide, vocabularies, depth, pad = 42, 6, 50, (59, 67), (3, 2), 0
     mixer, norm, layer, activation = FunctionMixer, layer_norm(eps=1e-3), MemoryNormLayer, nn.SiLU
     products, before, final = (Bare, nn.Linear, nn.Linear), (True, True), (False, False)
-
-    def summed(self, x, side):
-        return x * math.sqrt(self.width)
+    placed = False
 
 
 class UnnormedDecoder(Timed):
@@ -1047,7 +1018,7 @@ NO_BIAS = {"qkv_bias": False, "attention_output_bias": False}
 NO_LAYER_BIAS = NO_BIAS | {"feed_forward_bias": False, "norm_bias": False}
 SHARED = {"token_embeddings": "shared", "output_projection": "tied", "output_bias": False}
 PRE_NORM = {"norm_placement": "pre", "final_norm": True}
-UNPLACED, BOTH = {"summed": lambda self, x, side: x}, {"before": (True, True)}
+UNPLACED, BOTH = {"scaled": False, "placed": False}, {"before": (True, True)}
 ROTARY = {"positions": "rotary", "embedding_scale": "none"}
 FROM_ONE = {"positions": "learned", "position_offset": 1, "max_length": LONGEST - 1}
 HEADS_FIRST = {"product": "bld,hdk->bhlk", "axes": (HEADS, WIDTH, HEAD)}
@@ -1127,9 +1098,7 @@ SHAPES = {
     "padded_inside": Shape(PaddedInside),
     "seq2seq_transformer": Shape(Seq2SeqTransformer, {"final_norm": True, "max_length": 50}),
     "heads_apart": Shape(other(Translator, mixer=HeadMixer)),
-    "einsum_kernels": Shape(
-        mixed(EinsumMixer), {"qkv_bias": False, "attention_output_bias": False}
-    ),
+    "einsum_kernels": Shape(mixed(EinsumMixer), NO_BIAS),
     "window_of_one": Shape(other(Translator, network=WindowNetwork)),
     "scaled_by_width": Shape(mixed(Mixer, divisor=by_width), {"attention_scale": "d_model"}),
     "post_then_pre": Shape(

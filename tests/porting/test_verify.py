@@ -110,6 +110,7 @@ PLANTED = {
     "transposed": ({}, None, square, r"writers\.1\.mixers\.1"),
     "query and value": ({}, None, exchanged, r"readers\.1\.mixers\.0"),
     "source mask": ({}, hidden(encoder=False), None, "logits beside padding"),
+    "memory mask": ({}, hidden(memory=False), None, "logits beside padding"),
     "causal mask": ({}, hidden(causal=False), None, r"writers\.0\.mixers\.0"),
 }
 

@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from tests.convert.families.bart_lineage import tensor2tensor_sinusoids
-from tests.convert.foreign import Attention, StdNorm
+from tests.convert.foreign import StdNorm, attend, merge, split
 from tests.porting.models import masks, waves
 
 WORDS = tuple(f"w{index}" for index in range(33))
@@ -27,103 +27,136 @@ ACTIVATIONS = {
 }
 
 
-class Part(nn.Module):
-    """A module of named parts."""
-
-    def __init__(self, **parts):
-        super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-
-class Numbered(Attention):
-    """Attention whose projections are a list."""
-
-    def __init__(self, width, heads):
-        super().__init__(width, heads, ())
-        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-    def projections(self):
-        return self.linears
+STACKS = ("encoder", "decoder")
 
 
 class Model(nn.Module):
-    """What the four have in common: residual connections before or after a norm.
+    """What the four have in common: the names of modules, of the encoder before the decoder.
 
-    Subclasses have `embed(stack, ids)`, `head(x)` and `sublayers(layer)`: self-attention, attention
-    to the memory and the feed-forward network, each after its norm.
+    Attributes:
+        lists: Of the layers; what follows is inside a layer.
+        attentions: To the stack itself, and to the memory; `projections` are query, key, value and
+            output.
+        products: Of the feed-forward network: inner, outer, and that beside the gate.
+        norms: Of the attentions and of the network.
+        tables: Of the words; `head` is the output projection.
+        ends: The norms behind the layers.
+        positions: Buffers with tables of positions.
+        pre: Whether norms are before the residual connections.
+        final: Whether norms are behind the layers.
+        scaled: Whether vectors of words are multiplied by sqrt(width).
     """
 
-    pad, pre = 1, True
+    lists = tuple(f"{stack}.layers" for stack in STACKS)
+    ends, positions = tuple(f"{stack}.layer_norm" for stack in STACKS), ()
+    pad, width, heads, inner, depth = 1, 20, 4, 28, (1, 2)
+    pre, final, scaled, activation = True, True, True, "relu"
+    head_bias, attention_bias, network_bias = True, True, True
 
-    def layers(self, stack):
-        return getattr(self, stack).layers
+    def build(self, sizes):
+        """Make all modules for vocabularies of two sizes."""
+        width = self.width
+        for stack in (0, 1):
+            for layer in range(self.depth[stack]):
+                for name in self.attentions[stack]:
+                    for projection in self.projections:
+                        part = nn.Linear(width, width, self.attention_bias)
+                        self.put(self.inside(stack, layer, f"{name}.{projection}"), part)
+                for place, name in enumerate(self.products):
+                    ends = (self.inner, width) if place == 1 else (width, self.inner)
+                    part = nn.Linear(*ends, self.network_bias)
+                    self.put(self.inside(stack, layer, name), part)
+                for name in self.norms[stack]:
+                    self.put(self.inside(stack, layer, name), self.norm())
+            if self.final:
+                self.put(self.ends[stack], self.norm())
+            self.put(self.tables[stack], nn.Embedding(sizes[stack], width))
+        for name in self.positions:
+            self.put(name, self.table())
+        self.put(self.head, nn.Linear(width, sizes[1], self.head_bias))
 
-    def final(self, stack):
-        return getattr(getattr(self, stack), "layer_norm", None)
+    def norm(self):
+        return nn.LayerNorm(self.width)
 
-    def run(self, stack, ids, mask, memory=None, memory_mask=None):
+    def table(self):
+        return waves(5000, self.width)[None]
+
+    def inside(self, stack, layer, name):
+        return f"{self.lists[stack]}.{layer}.{name}"
+
+    def put(self, path, part):
+        """Put a module or a buffer at a path of attributes; modules around it are made."""
+        module, (*outer, last) = self, path.split(".")
+        for name in outer:
+            if name not in module._modules:
+                module.add_module(name, nn.Module())
+            module = module._modules[name]
+        if isinstance(part, nn.Module):
+            module.add_module(last, part)
+        else:
+            module.register_buffer(last, part)
+
+    def tie(self, path, other):
+        self.get_submodule(path).weight = self.get_submodule(other).weight
+
+    def placed(self, x, stack, ids):
+        table = self.get_buffer(self.positions[stack])
+        return x + table.reshape(-1, self.width)[: ids.shape[1]]
+
+    def embed(self, stack, ids):
+        x = self.get_submodule(self.tables[stack])(ids)
+        return self.placed(x * math.sqrt(self.width) if self.scaled else x, stack, ids)
+
+    def attention(self, path, x, y, mask):
+        query, key, value, output = (
+            self.get_submodule(f"{path}.{name}") for name in self.projections
+        )
+        heads = (split(part, self.heads) for part in (query(x), key(y), value(y)))
+        return output(merge(attend(*heads, mask)))
+
+    def network(self, paths, x):
+        inner, outer, *gate = map(self.get_submodule, paths)
+        hidden = ACTIVATIONS[self.activation](inner(x))
+        return outer(hidden * gate[0](x) if gate else hidden)
+
+    def run(self, stack, ids, mask, memory=None, seen=None):
         x = self.embed(stack, ids)
-        for layer in self.layers(stack):
-            (norm, attend), *cross, (last_norm, feed_forward) = self.sublayers(layer)
-            steps = [(norm, lambda y, f=attend: f(y, y, mask))]
-            steps += [(norm, lambda y, f=f: f(y, memory, memory_mask)) for norm, f in cross]
-            for norm, function in (*steps, (last_norm, feed_forward)):
-                x = x + function(norm(x)) if self.pre else norm(x + function(x))
-        return x if self.final(stack) is None else self.final(stack)(x)
+        for layer in range(self.depth[stack]):
+            place = partial(self.inside, stack, layer)
+            inner, *crossing = map(place, self.attentions[stack])
+            steps = [lambda y, path=inner: self.attention(path, y, y, mask)]
+            steps += [
+                lambda y, path=path: self.attention(path, y, memory, seen) for path in crossing
+            ]
+            steps.append(partial(self.network, [place(name) for name in self.products]))
+            for step, name in zip(steps, self.norms[stack], strict=True):
+                norm = self.get_submodule(place(name))
+                x = x + step(norm(x)) if self.pre else norm(x + step(x))
+        return self.get_submodule(self.ends[stack])(x) if self.final else x
 
     def forward(self, src, tgt):
         src_mask, tgt_mask = masks(src, tgt, self.pad)
-        memory = self.run("encoder", src, src_mask)
-        return self.head(self.run("decoder", tgt, tgt_mask, memory, src_mask))
+        memory = self.run(0, src, src_mask)
+        return self.get_submodule(self.head)(self.run(1, tgt, tgt_mask, memory, src_mask))
 
 
 class AnnotatedTransformer(Model):
     pad = 2
+    attentions = (("self_attn",), ("self_attn", "src_attn"))
+    norms = tuple(tuple(f"sublayer.{n}.norm" for n in range(count)) for count in (2, 3))
+    projections = tuple(f"linears.{n}" for n in range(4))
+    products = ("feed_forward.w_1", "feed_forward.w_2")
+    tables = ("src_embed.0.lut", "tgt_embed.0.lut")
+    ends = ("encoder.norm", "decoder.norm")
+    head = "generator.proj"
+    positions = ("src_embed.1.pe", "tgt_embed.1.pe")
 
-    def __init__(self, layers=(1, 2), width=20, inner=28, heads=4, sizes=(37, 31)):
+    def __init__(self):
         super().__init__()
-        self.width = width
+        self.build((37, 31))
 
-        def norm():
-            return StdNorm(width, 1e-6, "a_2", "b_2")
-
-        def layer(attentions):
-            parts = {name: Numbered(width, heads) for name in attentions}
-            inside = Part(w_1=nn.Linear(width, inner), w_2=nn.Linear(inner, width))
-            connections = nn.ModuleList(Part(norm=norm()) for _ in range(len(attentions) + 1))
-            return Part(**parts, feed_forward=inside, sublayer=connections)
-
-        names = {"encoder": ("self_attn",), "decoder": ("self_attn", "src_attn")}
-        for (stack, attentions), count in zip(names.items(), layers, strict=True):
-            blocks = nn.ModuleList(layer(attentions) for _ in range(count))
-            setattr(self, stack, Part(layers=blocks, norm=norm()))
-        for name, size in zip(("src_embed", "tgt_embed"), sizes, strict=True):
-            table = Part(pe=waves(5000, width)[None])
-            parts = [Part(lut=nn.Embedding(size, width)), table]
-            setattr(self, name, nn.ModuleList(parts))
-        self.generator = Part(proj=nn.Linear(width, sizes[1]))
-
-    def embed(self, stack, ids):
-        words, table = self.src_embed if stack == "encoder" else self.tgt_embed
-        return words.lut(ids) * math.sqrt(self.width) + table.pe[:, : ids.shape[1]]
-
-    def final(self, stack):
-        return getattr(self, stack).norm
-
-    def sublayers(self, layer):
-        inside = layer.feed_forward
-        attentions = [
-            getattr(layer, name) for name in ("self_attn", "src_attn") if hasattr(layer, name)
-        ]
-        functions = (*attentions, lambda x: inside.w_2(inside.w_1(x).relu()))
-        return zip((part.norm for part in layer.sublayer), functions, strict=True)
-
-    def head(self, x):
-        return self.generator.proj(x)
+    def norm(self):
+        return StdNorm(self.width, 1e-6, "a_2", "b_2")
 
     def save(self, folder):
         torch.save(self.state_dict(), folder / "multi30k_model_final.pt")
@@ -133,7 +166,7 @@ class AnnotatedTransformer(Model):
 FAIRSEQ = {
     **{
         f"{stack}_{name}": value
-        for stack in ("encoder", "decoder")
+        for stack in STACKS
         for name, value in {
             "embed_dim": 20,
             "ffn_embed_dim": 28,
@@ -153,65 +186,47 @@ FAIRSEQ = {
 
 
 class Fairseq(Model):
+    attentions = (("self_attn",), ("self_attn", "encoder_attn"))
+    norms = (
+        ("self_attn_layer_norm", "final_layer_norm"),
+        ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
+    )
+    projections = ("q_proj", "k_proj", "v_proj", "out_proj")
+    products = ("fc1", "fc2")
+    tables = ("encoder.embed_tokens", "decoder.embed_tokens")
+    head = "decoder.output_projection"
+    head_bias = False
+
     def __init__(self, **given):
         super().__init__()
         self.settings = s = FAIRSEQ | given
-        self.words = WORDS, WORDS if s.get("share_all_embeddings") else WORDS[:27]
-        width, inner = s["encoder_embed_dim"], s["encoder_ffn_embed_dim"]
-        names = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-        def layer(attentions):
-            parts = {"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)}
-            for name in attentions:
-                parts[name] = Attention(width, s["encoder_attention_heads"], names)
-                parts[f"{name}_layer_norm"] = nn.LayerNorm(width)
-            return Part(**parts, final_layer_norm=nn.LayerNorm(width))
-
-        attentions = {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}
-        for stack, words in zip(attentions, self.words, strict=True):
-            blocks = [layer(attentions[stack]) for _ in range(s[f"{stack}_layers"])]
-            parts = {"layers": nn.ModuleList(blocks), "version": torch.tensor([3.0])}
-            parts["embed_tokens"] = nn.Embedding(4 + len(words), width)
+        shared = s.get("share_all_embeddings")
+        self.words = WORDS, WORDS if shared else WORDS[:27]
+        self.pre = self.final = s["encoder_normalize_before"]
+        self.scaled = not s.get("no_scale_embedding")
+        self.activation = s.get("activation_fn", "relu")
+        self.build([4 + len(words) for words in self.words])
+        for stack in STACKS:
+            self.put(f"{stack}.version", torch.tensor([3.0]))
             if s[f"{stack}_learned_pos"]:
-                parts["embed_positions"] = nn.Embedding(23 + 2, width)
+                self.put(f"{stack}.embed_positions", nn.Embedding(23 + 2, self.width))
             if s.get("layernorm_embedding"):
-                parts["layernorm_embedding"] = nn.LayerNorm(width)
-            if s[f"{stack}_normalize_before"]:
-                parts["layer_norm"] = nn.LayerNorm(width)
-            setattr(self, stack, Part(**parts))
-        if s.get("share_all_embeddings"):
+                self.put(f"{stack}.layernorm_embedding", self.norm())
+        if shared:
             self.decoder.embed_tokens = self.encoder.embed_tokens
-        self.decoder.output_projection = nn.Linear(width, 4 + len(self.words[1]), bias=False)
-        if s.get("share_all_embeddings") or s.get("share_decoder_input_output_embed"):
-            self.decoder.output_projection.weight = self.decoder.embed_tokens.weight
+        if shared or s.get("share_decoder_input_output_embed"):
+            self.tie(self.head, "decoder.embed_tokens")
 
-    @property
-    def pre(self):
-        return self.settings["encoder_normalize_before"]
-
-    def embed(self, stack, ids):
-        part = getattr(self, stack)
-        x = part.embed_tokens(ids)
-        if not self.settings.get("no_scale_embedding"):
-            x = x * math.sqrt(x.shape[-1])
+    def placed(self, x, stack, ids):
+        part = getattr(self, STACKS[stack])
         if not self.settings.get("no_token_positional_embeddings"):
             real = ids != self.pad
             rows = self.pad + real * real.cumsum(1)
             if hasattr(part, "embed_positions"):
                 x = x + part.embed_positions(rows)
             else:
-                x = x + tensor2tensor_sinusoids(99, x.shape[-1]).to(x)[rows]
+                x = x + tensor2tensor_sinusoids(99, self.width).to(x)[rows]
         return part.layernorm_embedding(x) if hasattr(part, "layernorm_embedding") else x
-
-    def sublayers(self, layer):
-        activation = ACTIVATIONS[self.settings.get("activation_fn", "relu")]
-        for name in ("self_attn", "encoder_attn"):
-            if hasattr(layer, name):
-                yield getattr(layer, f"{name}_layer_norm"), getattr(layer, name)
-        yield layer.final_layer_norm, lambda x: layer.fc2(activation(layer.fc1(x)))
-
-    def head(self, x):
-        return self.decoder.output_projection(x)
 
     def save(self, folder, newer=True):
         """Write the checkpoint of version 0.12, or that of the versions before 0.10."""
@@ -230,71 +245,36 @@ class Fairseq(Model):
 
 
 class JoeyNMT(Model):
+    attentions = (("src_src_att",), ("trg_trg_att", "src_trg_att"))
+    norms = (
+        ("layer_norm", "feed_forward.layer_norm"),
+        ("x_layer_norm", "dec_layer_norm", "feed_forward.layer_norm"),
+    )
+    projections = ("q_layer", "k_layer", "v_layer", "output_layer")
+    products = ("feed_forward.pwff_layer.0", "feed_forward.pwff_layer.3")
+    tables = ("src_embed.lut", "trg_embed.lut")
+    head = "decoder.output_layer"
+    positions, head_bias = ("encoder.pe.pe", "decoder.pe.pe"), False
+
     def __init__(self, layer_norm="pre", activation="relu", scale=False, **tied):
         super().__init__()
-        width, inner, heads = 20, 28, 4
-        both = {"type": "transformer", "hidden_size": width, "ff_size": inner}
-        both |= {"num_heads": heads, "layer_norm": layer_norm, "activation": activation}
-        both |= {"embeddings": {"embedding_dim": width, "scale": scale}, "dropout": 0.2}
+        both = {"type": "transformer", "hidden_size": self.width, "ff_size": self.inner}
+        both |= {"num_heads": self.heads, "layer_norm": layer_norm, "activation": activation}
+        both |= {"embeddings": {"embedding_dim": self.width, "scale": scale}, "dropout": 0.2}
         self.settings = {"encoder": both | {"num_layers": 1}, **tied}
         self.settings["decoder"] = both | {"num_layers": 2}
         specials = ("<unk>", "<pad>", "<s>", "</s>")
         self.words = specials + WORDS, specials + WORDS[: None if tied else 27]
-        self.scale = math.sqrt(width) if scale else 1.0
-        names = ("q_layer", "k_layer", "v_layer", "output_layer")
-
-        def norm():
-            return nn.LayerNorm(width, eps=1e-6)
-
-        def layer(**parts):
-            empty = nn.Identity()
-            steps = [nn.Linear(width, inner), empty, empty, nn.Linear(inner, width)]
-            inside = Part(pwff_layer=nn.ModuleList(steps), layer_norm=norm())
-            return Part(**parts, feed_forward=inside)
-
-        def attention():
-            return Attention(width, heads, names)
-
-        def stack(layers):
-            final = {"layer_norm": norm()} if layer_norm == "pre" else {}
-            table = Part(pe=waves(5000, width)[None])
-            return Part(layers=nn.ModuleList(layers), pe=table, **final)
-
-        self.encoder = stack([layer(src_src_att=attention(), layer_norm=norm())])
-        attentions = ("trg_trg_att", "src_trg_att")
-        norms = ("x_layer_norm", "dec_layer_norm")
-        self.decoder = stack(
-            layer(**{name: attention() for name in attentions}, **{name: norm() for name in norms})
-            for _ in range(2)
-        )
-        self.src_embed = Part(lut=nn.Embedding(len(self.words[0]), width))
-        self.trg_embed = Part(lut=nn.Embedding(len(self.words[1]), width))
+        self.pre = self.final = layer_norm == "pre"
+        self.scaled, self.activation = scale, activation
+        self.build([*map(len, self.words)])
         if tied.get("tied_embeddings"):
             self.trg_embed = self.src_embed
-        self.decoder.output_layer = nn.Linear(width, len(self.words[1]), bias=False)
         if tied.get("tied_softmax"):
-            self.decoder.output_layer.weight = self.trg_embed.lut.weight
+            self.tie(self.head, "trg_embed.lut")
 
-    @property
-    def pre(self):
-        return self.settings["encoder"]["layer_norm"] == "pre"
-
-    def embed(self, stack, ids):
-        table = self.src_embed if stack == "encoder" else self.trg_embed
-        return table.lut(ids) * self.scale + getattr(self, stack).pe.pe[:, : ids.shape[1]]
-
-    def sublayers(self, layer):
-        activation = ACTIVATIONS[self.settings["encoder"]["activation"]]
-        if hasattr(layer, "src_src_att"):
-            yield layer.layer_norm, layer.src_src_att
-        else:
-            yield layer.x_layer_norm, layer.trg_trg_att
-            yield layer.dec_layer_norm, layer.src_trg_att
-        first, _, _, last = layer.feed_forward.pwff_layer
-        yield layer.feed_forward.layer_norm, lambda x: last(activation(first(x)))
-
-    def head(self, x):
-        return self.decoder.output_layer(x)
+    def norm(self):
+        return nn.LayerNorm(self.width, eps=1e-6)
 
     def save(self, folder, **changed):
         settings = {"name": "test", "data": {"src": {"lang": "de"}}, "model": self.settings}
@@ -322,85 +302,42 @@ OPENNMT = {
 }
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, width, eps):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x):
-        return self.weight * x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-
 class OpenNMT(Model):
+    lists = ("encoder.transformer", "decoder.transformer_layers")
+    attentions = (("self_attn",), ("self_attn", "context_attn"))
+    norms = (
+        ("layer_norm", "feed_forward.layer_norm"),
+        ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
+    )
+    projections = ("linear_query", "linear_keys", "linear_values", "final_linear")
+    products = ("feed_forward.w_1", "feed_forward.w_2")
+    tables = tuple(f"{stack}.embeddings.make_embedding.emb_luts.0" for stack in STACKS)
+    head = "generator"
+    positions = tuple(f"{stack}.embeddings.make_embedding.pe.pe" for stack in STACKS)
+
     def __init__(self, qkv_bias=False, ffn_bias=True, **given):
         super().__init__()
         self.settings = s = OPENNMT | given
         specials = ("<unk>", "<blank>", "<s>", "</s>")
         shared = s.get("share_embeddings")
         self.words = specials + WORDS, specials + WORDS[: None if shared else 27]
-        width, inner, epsilon = 20, 28, s.get("norm_eps", 1e-6)
-        names = ("linear_query", "linear_keys", "linear_values", "final_linear")
-        gated = s.get("pos_ffn_activation_fn") in ("silu", "gated-gelu")
-
-        def norm():
-            kind = RMSNorm if s.get("layer_norm") == "rms" else nn.LayerNorm
-            return kind(width, eps=epsilon)
-
-        def inside():
-            parts = {"w_1": nn.Linear(width, inner, ffn_bias)}
-            parts |= {"w_3": nn.Linear(width, inner, ffn_bias)} if gated else {}
-            return Part(**parts, w_2=nn.Linear(inner, width, ffn_bias), layer_norm=norm())
-
-        def layer(attentions, norms):
-            parts = {name: Attention(width, 4, names, qkv_bias) for name in attentions}
-            return Part(**parts, feed_forward=inside(), **{name: norm() for name in norms})
-
-        encoder = [layer(["self_attn"], ["layer_norm"])]
-        norms = ("layer_norm_1", "layer_norm_2")
-        decoder = [layer(("self_attn", "context_attn"), norms) for _ in range(2)]
-        concatenated = s.get("position_encoding_type") == "SinusoidalConcat"
-        table = (tensor2tensor_sinusoids if concatenated else waves)(5000, width)[:, None]
-
-        def embeddings(words):
-            tables = nn.ModuleList([nn.Embedding(len(words), width)])
-            return Part(make_embedding=Part(emb_luts=tables, pe=Part(pe=table.clone())))
-
-        source, target = map(embeddings, self.words)
-        encoder, decoder = nn.ModuleList(encoder), nn.ModuleList(decoder)
-        self.encoder = Part(embeddings=source, transformer=encoder, layer_norm=norm())
-        self.decoder = Part(embeddings=target, transformer_layers=decoder, layer_norm=norm())
-        own = target.make_embedding.emb_luts[0]
+        self.attention_bias, self.network_bias = qkv_bias, ffn_bias
+        self.activation = s.get("pos_ffn_activation_fn", "relu")
+        if self.activation in ("silu", "gated-gelu"):
+            self.products = (*self.products, "feed_forward.w_3")
+        self.build([*map(len, self.words)])
         if shared:
-            own.weight = source.make_embedding.emb_luts[0].weight
-        self.generator = nn.Linear(width, len(self.words[1]))
+            self.tie(self.tables[1], self.tables[0])
         if s.get("share_decoder_embeddings"):
-            self.generator.weight = own.weight
+            self.tie(self.head, self.tables[1])
 
-    def layers(self, stack):
-        return self.encoder.transformer if stack == "encoder" else self.decoder.transformer_layers
+    def norm(self):
+        kind = nn.RMSNorm if self.settings.get("layer_norm") == "rms" else nn.LayerNorm
+        return kind(self.width, eps=self.settings.get("norm_eps", 1e-6))
 
-    def embed(self, stack, ids):
-        part = getattr(self, stack).embeddings.make_embedding
-        x = part.emb_luts[0](ids)
-        return x * math.sqrt(x.shape[-1]) + part.pe.pe[: ids.shape[1], 0]
-
-    def sublayers(self, layer):
-        activation = ACTIVATIONS[self.settings.get("pos_ffn_activation_fn", "relu")]
-        part = layer.feed_forward
-
-        def inside(x):
-            hidden = activation(part.w_1(x))
-            return part.w_2(hidden * part.w_3(x) if hasattr(part, "w_3") else hidden)
-
-        if hasattr(layer, "context_attn"):
-            yield layer.layer_norm_1, layer.self_attn
-            yield layer.layer_norm_2, layer.context_attn
-        else:
-            yield layer.layer_norm, layer.self_attn
-        yield part.layer_norm, inside
-
-    def head(self, x):
-        return self.generator(x)
+    def table(self):
+        concatenated = self.settings.get("position_encoding_type") == "SinusoidalConcat"
+        return (tensor2tensor_sinusoids if concatenated else waves)(5000, self.width)[:, None]
 
     def save(self, folder, version=3, **changed):
         state = self.state_dict()
@@ -420,32 +357,29 @@ PRE_TIED |= {"share_decoder_input_output_embed": True, "activation_fn": "gelu_ac
 LEARNED_SHARED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
 LEARNED_SHARED |= {"share_all_embeddings": True, "layernorm_embedding": True}
 LEARNED_SHARED |= {"no_scale_embedding": True, "activation_fn": "gelu"}
-GATED_SHARED = {"pos_ffn_activation_fn": "gated-gelu", "layer_norm": "rms", "norm_eps": 1e-5}
-GATED_SHARED |= {"share_embeddings": True, "share_decoder_embeddings": True}
-GATED_SHARED |= {"position_encoding_type": "SinusoidalConcat"}
-# Name of the trainer, and what builds a model of it.
+POST_SCALED = {"layer_norm": "post", "activation": "gelu", "scale": True, "tied_softmax": False}
+TIED = {"activation": "swish", "tied_softmax": True, "tied_embeddings": True}
+BIASES = {"qkv_bias": True, "pos_ffn_activation_fn": "gelu", "share_decoder_embeddings": True}
+GATED_SHARED = {"ffn_bias": False, "layer_norm": "rms", "norm_eps": 1e-5}
+GATED_SHARED |= {"pos_ffn_activation_fn": "gated-gelu", "share_embeddings": True}
+GATED_SHARED |= {"share_decoder_embeddings": True, "position_encoding_type": "SinusoidalConcat"}
+PROGRAMS = {
+    "annotated_transformer": AnnotatedTransformer,
+    "fairseq": Fairseq,
+    "joeynmt": JoeyNMT,
+    "opennmt_py": OpenNMT,
+}
+# The trainer, and the settings of a model of it.
 CASES = {
-    "annotated": ("annotated_transformer", AnnotatedTransformer),
-    "fairseq post": ("fairseq", Fairseq),
-    "fairseq pre tied": ("fairseq", partial(Fairseq, **PRE_TIED)),
-    "fairseq learned shared": ("fairseq", partial(Fairseq, **LEARNED_SHARED)),
-    "fairseq without positions": (
-        "fairseq",
-        partial(Fairseq, no_token_positional_embeddings=True),
-    ),
-    "joeynmt pre": ("joeynmt", JoeyNMT),
-    "joeynmt post scaled": (
-        "joeynmt",
-        partial(JoeyNMT, "post", "gelu", scale=True, tied_softmax=False),
-    ),
-    "joeynmt pre tied": (
-        "joeynmt",
-        partial(JoeyNMT, "pre", "swish", tied_softmax=True, tied_embeddings=True),
-    ),
-    "opennmt": ("opennmt_py", OpenNMT),
-    "opennmt biases gelu tied": (
-        "opennmt_py",
-        partial(OpenNMT, True, pos_ffn_activation_fn="gelu", share_decoder_embeddings=True),
-    ),
-    "opennmt gated rms shared": ("opennmt_py", partial(OpenNMT, ffn_bias=False, **GATED_SHARED)),
+    "annotated": ("annotated_transformer", {}),
+    "fairseq post": ("fairseq", {}),
+    "fairseq pre tied": ("fairseq", PRE_TIED),
+    "fairseq learned shared": ("fairseq", LEARNED_SHARED),
+    "fairseq without positions": ("fairseq", {"no_token_positional_embeddings": True}),
+    "joeynmt pre": ("joeynmt", {}),
+    "joeynmt post scaled": ("joeynmt", POST_SCALED),
+    "joeynmt pre tied": ("joeynmt", TIED),
+    "opennmt": ("opennmt_py", {}),
+    "opennmt biases gelu tied": ("opennmt_py", BIASES),
+    "opennmt gated rms shared": ("opennmt_py", GATED_SHARED),
 }

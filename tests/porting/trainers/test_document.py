@@ -14,7 +14,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import TRAINERS
 from jax_transformer.storage import weights as files
 from tests.convert.tools import assert_same_tensors
-from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
+from tests.porting.trainers.programs import PROGRAMS
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text("utf-8")
 
@@ -22,10 +22,10 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "trainers.md").read_text("utf-8
 @pytest.fixture(autouse=True)
 def checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    programs = {"fairseq": Fairseq, "joeynmt": JoeyNMT, "opennmt": OpenNMT}
-    for name, build in (programs | {"annotated": AnnotatedTransformer}).items():
-        (tmp_path / name).mkdir()
-        build().save(tmp_path / name)
+    for trainer, build in PROGRAMS.items():
+        folder = tmp_path / trainer.partition("_")[0]
+        folder.mkdir()
+        build().save(folder)
 
 
 def test_its_commands_run_and_what_they_write_goes_home():

@@ -9,7 +9,7 @@ from jax_transformer import apply, convert, porting
 from tests.convert.foreign import randomized
 from tests.convert.tools import LOGIT_BOUNDS, assert_same_params, same_bits
 from tests.parity.ladder import error
-from tests.porting.trainers.programs import CASES
+from tests.porting.trainers.programs import CASES, PROGRAMS
 from tests.tiers import tiered
 
 UNRECORDED = {"annotated_transformer": {"num_heads": 4}}
@@ -37,8 +37,8 @@ def dtype(request):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_computes_what_its_program_computes(case, dtype, tmp_path):
-    trainer, build = CASES[case]
-    module = randomized(build()).to(getattr(torch, dtype)).eval()
+    trainer, settings = CASES[case]
+    module = randomized(PROGRAMS[trainer](**settings)).to(getattr(torch, dtype)).eval()
     given = UNRECORDED.get(trainer, {})
     config, params, _ = porting.from_trainer(module.save(tmp_path), **given)
     src, tgt = ragged_ids(config)

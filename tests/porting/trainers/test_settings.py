@@ -11,14 +11,13 @@ from jax_transformer import convert, porting
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import TRAINERS, read_trainer
-from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
-
-PROGRAMS = {
-    "annotated_transformer": AnnotatedTransformer,
-    "fairseq": Fairseq,
-    "joeynmt": JoeyNMT,
-    "opennmt_py": OpenNMT,
-}
+from tests.porting.trainers.programs import (
+    PROGRAMS,
+    AnnotatedTransformer,
+    Fairseq,
+    JoeyNMT,
+    OpenNMT,
+)
 
 
 @pytest.fixture(scope="module")
