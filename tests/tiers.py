@@ -11,8 +11,8 @@ from jax_transformer import TransformerConfig
 from tests.models import OTHERS
 
 # These presets hold every value of every field that changes a result, but for the positions of
-# tensor2tensor, the output scale of T5, rounded sinusoids and what `OTHERS` holds, which have cases
-# of their own.
+# tensor2tensor, the output scale of T5, rounded sinusoids, the zero vector of Marian and what
+# `OTHERS` holds, which have cases of their own.
 QUICK_PRESETS = ("torch_nn", "shared_heads", "pre_norm_memory_norm", "marian", "bart", "umt5")
 # These hold the rest of them. The remaining presets differ from one of these by single fields.
 DISTINCT_PRESETS = (*QUICK_PRESETS, "vaswani2017", "pre_norm", "t5", "m2m100")

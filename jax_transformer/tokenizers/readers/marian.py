@@ -28,7 +28,7 @@ from jax_transformer.tokenizers.readers.model_files import (
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 
 
-class Vocabulary(NamedTuple):
+class MarianVocabulary(NamedTuple):
     """The ids of tokens; those that end a line, and of what it lacks."""
 
     ids: dict[str, int]
@@ -36,7 +36,7 @@ class Vocabulary(NamedTuple):
     unk_id: int
 
 
-def read_marian_vocabulary(path: Path, size: int) -> Vocabulary:
+def read_marian_vocabulary(path: Path, size: int) -> MarianVocabulary:
     """Return the vocabulary in a file, without tokens behind the `size` rows of a table."""
     if path.suffix == SPM:
         model = read_model(read_files(path.parent, [path.name])[path.name], str(path))
@@ -56,7 +56,7 @@ def read_marian_vocabulary(path: Path, size: int) -> Vocabulary:
     }
     for fault in [fault for fault, is_so in faults.items() if is_so]:
         raise InputError(f"{path}: {fault}; use the vocabulary that the model was trained with")
-    return Vocabulary(ids, eos_id, unk_id)
+    return MarianVocabulary(ids, eos_id, unk_id)
 
 
 def read_marian_tokenizer(paths: Sequence[Path], size: int = MOST_IDS) -> Tokenizer:

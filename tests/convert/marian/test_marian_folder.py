@@ -1,17 +1,21 @@
 """Marian's own folders, read and written: against Marian's results and a rebuild in numpy."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sentencepiece
+import torch
 
 import jax_transformer
+import torch_reference
 from jax_transformer.commands.main import main
-from jax_transformer.convert import from_huggingface, to_huggingface
+from jax_transformer.convert import from_huggingface, to_huggingface, to_torch
 from jax_transformer.convert.huggingface import load_folder
 from jax_transformer.runs.model_settings import read_tokenizer
 from tests.convert.marian.published import PUBLISHED
@@ -34,6 +38,26 @@ def test_translations_and_scores_are_those_of_marian(name):
         assert [each.text for each in result.hypotheses] == [text for text, *_ in hypotheses]
         scores = [each.score for each in result.hypotheses]
         np.testing.assert_allclose(scores, [score for *_, score in hypotheses], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_both_frameworks_begin_with_a_zero_vector(name):
+    config, params = from_huggingface(HERE / name)
+    src, tgt = np.array([SOURCE]), np.array([[config.bos_id, *TARGET[:-1]]])
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+        apply = functools.partial(jax_transformer.apply, config=config, src=src, tgt=tgt)
+        logits, pull = jax.vjp(apply, wide)
+        gradient = np.asarray(pull(jnp.ones_like(logits))[0]["token_embedding"]["embedding"])
+        logits = np.asarray(logits)
+    tensors = to_torch(wide, config)
+    model = torch_reference.Transformer(config).double().eval()
+    model.load_state_dict({key: torch.as_tensor(tensor) for key, tensor in tensors.items()})
+    found = model(torch.tensor(src), torch.tensor(tgt))
+    found.sum().backward()
+    theirs = model.token_embedding.weight.grad.numpy()
+    assert np.abs(found.detach().numpy() - logits).max() <= 1e-14 * np.abs(logits).max()
+    assert np.abs(theirs - gradient).max() <= 1e-13 * np.abs(gradient).max()
 
 
 @pytest.mark.parametrize(
