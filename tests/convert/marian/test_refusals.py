@@ -113,6 +113,12 @@ def claims_more(folder):
     write_entries(folder, entries_of(folder) | {"Wemb.npy": content})
 
 
+def claims_terabytes(folder):
+    content = npy(np.zeros((11, 8), np.float32))
+    content = content.replace(b"(11, 8), }            ", b"(99999999999999, 8), }")
+    write_entries(folder, entries_of(folder) | {"Wemb.npy": content})
+
+
 def with_options(text):
     def change(folder):
         content = npy(np.frombuffer(text, np.int8))
@@ -146,11 +152,12 @@ BOMB = b"a: &a [x, x, x, x, x, x, x, x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (i + 1, i + 1, b", ".join([b"*%c" % i] * 8)) for i in range(97, 112)
 )
 FILES = {
-    "pickled": (pickled, "Wemb"),
+    "pickled": (pickled, "is damaged"),
     "pickle_alone": (pickle_alone, "is damaged"),
     "truncated": (truncated, "is damaged"),
     "compressed": (compressed, "compressed; save it with numpy.savez"),
-    "claims_more": (claims_more, "has not the size of its shape"),
+    "claims_more": (claims_more, "is damaged"),
+    "claims_terabytes": (claims_terabytes, "is damaged"),
     "no_options": (without("special:model.yml"), "special:model.yml is missing"),
     "no_tensor": (without("encoder_l1_self_Wq"), "encoder.0.self_Wq"),
     "yaml_bomb": (with_options(BOMB), "more than 65,536 values"),
