@@ -182,7 +182,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     this library, of Marian or of a known family of Hugging Face, whose weights are not read. A
     sentencepiece model in .spm is a vocabulary of Marian.
     """
-    if path.suffix == SPM and not path.is_dir():
+    if path.suffix == SPM and os.path.isfile(path):
         return read_marian_tokenizer([path, path])
     if not (
         os.path.isdir(path) or is_marian(path)

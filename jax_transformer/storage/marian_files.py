@@ -1,5 +1,6 @@
 """Which files of a folder are a model of Marian: weights, vocabularies, decoder.yml."""
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,8 @@ class MarianFiles(NamedTuple):
 def is_marian(path: Path) -> bool:
     """Return whether a path is an .npz, or a folder with one or decoder.yml and no config.json."""
     if path.suffix == NPZ:
-        return path.is_file()
-    if not path.is_dir() or (path / CONFIG_FILE).exists():
+        return os.path.isfile(path)  # unlike Path.is_file, it takes a name of any length
+    if not os.path.isdir(path) or os.path.lexists(path / CONFIG_FILE):
         return False
     return (path / DECODER).exists() or bool(_models_in(path))
 
