@@ -38,6 +38,7 @@ REFUSED = {
         "--dropout=1.5": "dropout=1.5",
         "--vocab-size=4": "vocab_size=4 must be a whole number, at least 5 and at most 16777216",
         "--vocab-size=5": "vocab_size=5 must be at least",
+        "--vocab-size=16777217": "must be a whole number, at least 5 and at most 16777216",
         "--max-length=2": "max_length=2 is too short for 5 of 6 validation pairs",
         "--preset=nonsense": "preset='nonsense' is unknown",
         "--preset=torch_nn": "token_embeddings='none'",

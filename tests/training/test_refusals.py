@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from jax_transformer import InputError, TransformerConfig, cross_entropy, make_train_step
-from jax_transformer.runs.model_settings import check_model, preset_fields
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.distillation import Teacher, check_teacher, distillation_loss
@@ -116,11 +115,6 @@ ROWS = [
             "targets": np.ones((3, 7), np.int32),
             "pad_id": 0,
         },
-    ),
-    (
-        "vocab_size=16777217 must be at most 16777216",
-        check_model,
-        {"model": preset_fields("vaswani2017", {}), "vocab_size": 2**24 + 1},
     ),
 ]
 
