@@ -184,9 +184,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     if path.suffix == SPM and os.path.isfile(path):
         return read_marian_tokenizer([path, path])
-    if not (
-        os.path.isdir(path) or is_marian(path)
-    ):  # unlike Path.is_dir, it takes a name of any length
+    # Unlike Path.is_dir, it takes a name of any length.
+    if not (os.path.isdir(path) or is_marian(path)):
         return _read_file(path.parent, path.name)
     path = model_folder_of(path)
     if (path / CONFIG_FILE).exists() or is_marian(path):
