@@ -247,9 +247,10 @@ def to_huggingface(
 ) -> None:
     """Write a folder that `from_pretrained` of the family's class in transformers loads.
 
-    It holds model.safetensors, or shards and model.safetensors.index.json; config.json and
-    generation_config.json; and the tokenizer's files where a tokenizer is given. All files are
-    written or none; other files of the folder stay.
+    Of the family "marian_npz" it is a folder that Marian reads: model.npz, vocabularies and
+    decoder.yml. Else it holds model.safetensors, or shards and model.safetensors.index.json;
+    config.json and generation_config.json; and the tokenizer's files where a tokenizer is given.
+    All files are written or none; other files of the folder stay.
 
     With an origin, config.json is the origin's, with the keys that `config` changes brought up to
     date, and the other files of the origin are written as they were: generation_config.json, too,
