@@ -171,6 +171,7 @@ def written_files(
     options = {key: value for key, value in options.items() if key not in OURS}
     options["tied-embeddings-all"] = options["tied-embeddings-src"] and options["tied-embeddings"]
     options["dim-vocabs"] = [*vocabularies.sizes]
+    options.setdefault("transformer-guided-alignment-layer", "last")  # CTranslate2 reads it
     written[OPTIONS] = np.frombuffer(to_yaml(options).encode() + b"\0", np.int8)
     search = NEW_SEARCH
     for name in [name for name in contents if name.endswith(DECODER)]:
