@@ -145,7 +145,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "output_projection": "tied",
         "norm_epsilon": 1e-6,
         **_NO_INNER_DROPOUT,
-        "initialization": "xavier_uniform",
+        "initialization": "vaswani2017",  # embeddings have unit length
         **_ids(pad=32_000, bos=32_000, eos=0),
     },
     # Pegasus (Zhang et al. 2020), in the sizes and with the ids of pegasus-large: BOS is padding.
