@@ -24,7 +24,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage import weights
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.marian_files import DECODER, SPLITTERS, find_files
-from jax_transformer.storage.reading import parse_json
+from jax_transformer.storage.reading import MAX_YAML, parse_json
 from jax_transformer.storage.yaml_file import parse_yaml, to_yaml
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.tokenizers.readers.marian import read_marian_vocabulary, written_vocabularies
@@ -50,10 +50,11 @@ def read_options(path: Path) -> dict[str, Any]:
     files = find_files(path)
     tensors = _read(files.weights, lambda name: name in (OPTIONS, OLD_OUTPUT, *TABLES))
     name = f"{files.weights}: {OPTIONS}"
-    if OPTIONS not in tensors:
-        raise InputError(f"{name} is missing: the file is no model of Marian")
-    text = tensors.pop(OPTIONS).tobytes().rstrip(b"\0").decode(errors="replace")
-    values = parse_yaml(text, name)
+    text = tensors.pop(OPTIONS, np.zeros(0)).tobytes().rstrip(b"\0")
+    if not 0 < len(text) <= MAX_YAML:
+        fault = f"is missing or has more than {MAX_YAML:,} bytes"
+        raise InputError(f"{name} {fault}: the file is no model of Marian")
+    values = parse_yaml(text.decode(errors="replace"), name)
     if not isinstance(values, dict) or any(isinstance(each, dict) for each in values.values()):
         raise InputError(f"{name} must hold options by their names; copy the model again")
     if values.get("transformer-decoder-autoreg") != "rnn":  # these are of another decoder

@@ -49,6 +49,8 @@ def read_words(path: Path) -> dict[str, str]:
                 scalars.append(event.value)
             else:
                 kinds.append(type(event))
+                if kinds[-1] is not _ONE_MAPPING[len(kinds) - 1]:
+                    break
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"{path}: is not YAML ({one_line(str(error), 300)})") from error
     mapping = dict(zip(scalars[::2], scalars[1::2], strict=False))

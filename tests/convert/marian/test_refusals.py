@@ -159,6 +159,7 @@ FILES = {
     "claims_more": (claims_more, "is damaged"),
     "claims_terabytes": (claims_terabytes, "is damaged"),
     "no_options": (without("special:model.yml"), "special:model.yml is missing"),
+    "huge_options": (with_options(b"a: 1\n" * 2**15), "has more than 131,072 bytes"),
     "no_tensor": (without("encoder_l1_self_Wq"), "encoder.0.self_Wq"),
     "yaml_bomb": (with_options(BOMB), "more than 65,536 values"),
     "no_yaml": (with_options(b"\xff\xfe: [\n"), "is not YAML"),
