@@ -37,6 +37,7 @@ from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.translation import model_folder
+from tests.convert.marian.rebuild import Marian
 from tests.fuzz.outcomes import memory
 from tests.models import random_params, small_config, tiny_model
 from tests.porting.trainers.programs import AnnotatedTransformer, Fairseq, JoeyNMT, OpenNMT
@@ -74,7 +75,7 @@ class Door(NamedTuple):
 def doors(folder: Path) -> list[Door]:
     """Return every door; the files of the tiny models are written into the folder."""
     found = [*_recorded(folder), *_families(folder), *_trainers(folder)]
-    return [*found, _own_folder(folder), _layout_file(folder), _run(folder)]
+    return [*found, _own_folder(folder), _layout_file(folder), _run(folder), _marian(folder)]
 
 
 def hostile_configs(seed: int, found: list[Door]) -> Iterator[tuple[Door, dict[str, Any]]]:
@@ -176,6 +177,8 @@ def _recorded(folder: Path) -> Iterator[Door]:
 
 def _families(folder: Path) -> Iterator[Door]:
     for name, family in FAMILIES.items():
+        if name == "marian_npz":
+            continue  # its options stand in the weights: `_marian`
         others = {"token_embeddings": "separate"} if name == "IndicTrans" else {}
         if name == "t5gemma2":  # the list of a single layer is that of the usual six
             others = {"sliding_window_pattern": 6}
@@ -189,6 +192,18 @@ def _families(folder: Path) -> Iterator[Door]:
             return convert.from_huggingface(home)
 
         yield Door(f"folder {name}", values, read, name)
+
+
+def _marian(folder: Path) -> Door:
+    marian = Marian()
+    home = marian.save(folder / "marian_npz")
+
+    def read(fields):
+        options = np.frombuffer(json.dumps(fields).encode(), np.int8)
+        np.savez(home / "model.npz", **marian.params, **{"special:model.yml": options})
+        return convert.from_huggingface(home)
+
+    return Door("folder of Marian", marian.options, read, "marian_npz")
 
 
 def _trainers(folder: Path) -> Iterator[Door]:

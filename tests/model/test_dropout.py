@@ -58,6 +58,7 @@ DESCRIBED = {
     "pre_norm_memory_norm": (0.1, {*USUAL}),
     "pre_norm_log_softmax": (0.1, {*USUAL}),
     "marian": (0.1, {SOURCE, TARGET, *RESIDUALS}),
+    "marian_npz": (0.1, {SOURCE, TARGET, *RESIDUALS}),
     "pegasus": (0.1, {*USUAL}),
     "bart": (0.1, {*USUAL}),
     "mbart": (0.1, {SOURCE, TARGET, *RESIDUALS}),
