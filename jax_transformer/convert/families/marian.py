@@ -13,7 +13,6 @@ from jax_transformer.convert.table import Layout, Operation, Row, transpose
 MODEL_TYPE = "marian_npz"  # not "marian": the same models converted for transformers
 # Options that follow from the tables and the vocabulary; `marian_folder` adds them.
 SIZE, EOS = "vocabulary-size", "end-of-sentence-id"
-RECURRENT = {"decoder_attention": "ssru_then_cross"}
 _ROW = Operation(shape=(1, -1))
 _PLACES = {"query": "q", "key": "k", "value": "v", "output": "o"}
 
@@ -56,7 +55,7 @@ _LAYOUT = Layout(
         Row("encoder.Wemb", "source_embedding/embedding"),
         Row("decoder.Wemb", "target_embedding/embedding"),
         Row("decoder.ff_logit_out_Wt", "output_projection/kernel", transpose),
-        Row("decoder.ff_logit_out_b", "output_projection/bias", _ROW, zeros=True),
+        Row("decoder.ff_logit_out_b", "output_projection/bias", _ROW),
         *_stack("encoder", "source"),
         *_stack("decoder", "target"),
     ),
@@ -125,7 +124,7 @@ MARIAN_NPZ = Family(
         },
         "transformer-decoder-autoreg": {
             "self-attention": {"decoder_attention": "self_then_cross"},
-            "rnn": RECURRENT,
+            "rnn": {"decoder_attention": "ssru_then_cross"},
         },
         "transformer-disable-position-embeddings": {
             True: {"positions": "none", "embedding_scale": "none"},

@@ -186,3 +186,15 @@ def test_targets_end_by_the_length_of_the_source():
         results = translator(lines, **options)
         lengths = [int(factor * (len(line.split()) + 1)) for line in lines]
         assert [len(result.tokens) for result in results] == lengths
+
+
+def test_words_that_are_called_as_padding_and_language_codes_keep_their_ids(tmp_path):
+    folder = folder_of(5, tmp_path / "model")
+    words = ["</s>", "<unk>", "<pad>", ">>deu<<", "a"]
+    (folder / "vocab.yml").write_text("".join(f'"{word}": {i}\n' for i, word in enumerate(words)))
+    config, _, tokenizer, _ = load_folder(folder)
+    assert (config.pad_id, tokenizer.pad_id) == (5, 5)
+    lines = ["a <pad> a", ">>deu<< a", ">>deu<<a", ">>eng<< a", "a >>deu<<"]
+    expected = [[4, 2, 4], [3, 4], [3, 4], [1, 4], [4, 3]]
+    assert tokenizer.encode_source(lines) == [[*ids, 0] for ids in expected]
+    assert tokenizer.decode([4, 2, 0]) == "a <pad>"
