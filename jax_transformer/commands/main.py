@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": "score translations: BLEU, chrF, exact match, MetricX",
     "average": "write the mean of a run's last checkpoints as a model",
     "convert": "read weights in one layout and write them in another",
+    "extend": "add a language, characters or words to a model of transformers",
     "export": "write a model for programs that know nothing of this library",
     "verify": "run JAX and PyTorch on the same weights and compare every block",
     "compare": "compare what two programs computed, block by block",

@@ -303,7 +303,7 @@ def to_huggingface(
     if for_marian:
         tensors, contents = marian_folder.written_files(tensors, contents, tokenizer)
         names = [marian_folder.WEIGHTS]
-    _check_free(directory, [*names, *contents], overwrite)
+    check_free(directory, [*names, *contents], overwrite)
     with staged(directory) as staging:
         if for_marian:
             weights.write(staging / marian_folder.WEIGHTS, tensors)
@@ -336,7 +336,7 @@ def _config_of(
                 "origin's other files contradict; leave the origin out"
             )
     old, new = config_to_json(family, before), config_to_json(family, config)
-    values = _brought_up(origin.config, old, new)
+    values = brought_up(origin.config, old, new)
     architecture = family.class_of(config)
     if values.get("architectures") and architecture not in values["architectures"]:
         values["architectures"] = [architecture]
@@ -347,14 +347,14 @@ def _config_of(
     return json_bytes(values)
 
 
-def _brought_up(
+def brought_up(
     values: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return values with the keys that differ between old and new ones, in inner objects too."""
     changed = {key: value for key, value in new.items() if value != old.get(key)}
     for key, value in changed.items():
         if isinstance(value, dict):
-            changed[key] = _brought_up(values.get(key) or {}, old.get(key) or {}, value)
+            changed[key] = brought_up(values.get(key) or {}, old.get(key) or {}, value)
     return {**values, **changed}
 
 
@@ -373,7 +373,8 @@ def _tokenizer_files(
     return {languages.TOKENIZER_CONFIG: json_bytes(settings)} if settings else {}
 
 
-def _check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
+def check_free(directory: Path, names: Collection[str], overwrite: bool) -> None:
+    """Refuse a folder that holds files of these names, or that cannot be written."""
     taken = [name for name in names if os.path.lexists(directory / name)]
     if taken and not overwrite:
         raise InputError(

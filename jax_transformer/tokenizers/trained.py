@@ -11,7 +11,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import sentencepiece
 import tokenizers
@@ -178,34 +178,13 @@ def train_unigram(
     Raises:
         InputError: The characters of the text do not fit into the vocabulary.
     """
-    written, normalizer = io.BytesIO(), normalizers.Sequence(text_normalizer())
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=map(normalizer.normalize_str, lines),
-            model_writer=written,
-            vocab_size=vocab_size - len(special_tokens),
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            byte_fallback=byte_fallback,
-            normalization_rule_name="identity",
-            max_sentence_length=LONGEST_LINE,
-            num_threads=THREADS,
-            minloglevel=2,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-        )
-    except (RuntimeError, OSError) as error:
-        characters = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        least = (int(characters[1]) if characters else 1) + len(special_tokens)
-        fault = one_line(str(error))
-        if vocab_size < least:
-            entries = f"{len(special_tokens)} special tokens and each character of the text"
-            fault = f"vocab_size={vocab_size} must be at least {least}: {entries} are entries"
-        raise InputError(fault) from error
-    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
-    pieces = [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]
+    normalizer = normalizers.Sequence(text_normalizer())
+    pieces = sentencepiece_pieces(
+        map(normalizer.normalize_str, lines),
+        vocab_size,
+        reserved=len(special_tokens),
+        byte_fallback=byte_fallback,
+    )
     pieces += [(token, 0.0) for token in special_tokens]
     library = tokenizers.Tokenizer(models.Unigram(pieces, UNIGRAM_IDS["unk_id"], byte_fallback))
     library.normalizer = normalizer
@@ -224,3 +203,47 @@ def train_unigram(
     settings |= {"class_name": "TokenizersBackend", "special_tokens": UNIGRAM_TOKENS}
     contents = {TOKENIZER_FILE: library.to_str().encode()}
     return read_library(TOKENIZER_JSON, contents, settings, "the trained tokenizer")
+
+
+def sentencepiece_pieces(
+    lines: Iterable[str],
+    vocab_size: int,
+    *,
+    model_type: Literal["unigram", "bpe"] = "unigram",
+    reserved: int = 0,
+    byte_fallback: bool = False,
+) -> list[tuple[str, float]]:
+    """Return the pieces of a sentencepiece model of normalized text, each with its score.
+
+    Args:
+        vocab_size: Most entries: padding, EOS and <unk>, the pieces, and `reserved` ones.
+    """
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=written,
+            model_type=model_type,
+            vocab_size=vocab_size - reserved,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            byte_fallback=byte_fallback,
+            normalization_rule_name="identity",
+            max_sentence_length=LONGEST_LINE,
+            num_threads=THREADS,
+            minloglevel=2,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+        )
+    except (RuntimeError, OSError) as error:
+        characters = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
+        least = (int(characters[1]) if characters else 1) + reserved
+        fault = one_line(str(error))
+        if vocab_size < least:
+            entries = f"{reserved} special tokens and each character of the text"
+            fault = f"vocab_size={vocab_size} must be at least {least}: {entries} are entries"
+        raise InputError(fault) from error
+    model = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    return [(model.id_to_piece(i), model.get_score(i)) for i in range(model.get_piece_size())]

@@ -52,7 +52,8 @@ M2M100_CODES = {
     ),
     "wmt21": ("en", "ha", "is", "ja", "cs", "ru", "zh", "de"),
 }
-_CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # for example de_DE, deu_Latn
+CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # for example de_DE, deu_Latn
+M2M100_CODE = re.compile(r"__(\w+)__")
 
 
 class LanguageRule(NamedTuple):
@@ -135,6 +136,12 @@ def content(token: Any) -> str:
     return text if isinstance(text, str) else repr(token)
 
 
+def added_ids(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of the tokens in "added_tokens_decoder"."""
+    decoder = values.get("added_tokens_decoder") or {}
+    return {content(token): int(i) for i, token in decoder.items()}
+
+
 def tokens_to_add(
     values: Mapping[str, Any], usual: Mapping[str, Any] = USUAL, more: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
@@ -200,7 +207,7 @@ def added_settings(
 
 def codes_in(vocabulary: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
     """Return the ids of the language codes among tokens, in ascending order."""
-    codes = filter(_CODE.fullmatch, tokens)
+    codes = filter(CODE.fullmatch, tokens)
     return {code: vocabulary[code] for code in sorted(codes, key=vocabulary.__getitem__)}
 
 

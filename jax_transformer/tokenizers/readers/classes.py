@@ -22,6 +22,7 @@ from jax_transformer.tokenizers.formats import (
 )
 from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
+    M2M100_CODE,
     M2M100_CODES,
     MBART_50_CODES,
     MBART_CODES,
@@ -29,6 +30,7 @@ from jax_transformer.tokenizers.readers.class_settings import (
     TOKENIZER_CONFIG,
     USUAL,
     LanguageRule,
+    added_ids,
     added_settings,
     class_of,
     class_settings,
@@ -254,6 +256,7 @@ def _read_mbart(
     values = read_tokenizer_config(folder)
     vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
     codes = {code: i for i, code in enumerate(MBART_CODES, 1 + max(vocabulary.values()))}
+    codes |= codes_in(more := added_ids(values), [*more])
     mask = {special_tokens(values)["mask"]: 1 + max(codes.values())}
     settings = class_settings(path, vocabulary, config, codes=codes, rule=described.languages)
     fairseq = {token: i for i, token in enumerate(FAIRSEQ)}
@@ -275,6 +278,9 @@ def _read_m2m100(
             f"{folder}: language_codes={which!r:.40} must be one of {', '.join(M2M100_CODES)}"
         )
     codes = {code: i for i, code in enumerate(M2M100_CODES[which], len(vocabulary))}
+    for token, token_id in added_ids(values).items():
+        if code := M2M100_CODE.fullmatch(token):  # also of languages that were added
+            codes.setdefault(code[1], token_id)
     settings = class_settings(path, vocabulary, config, codes=codes, rule=described.languages)
     special = {token for token in special_tokens(values).values() if token in vocabulary}
     known = {token: vocabulary[token] for token in sorted(special)}
@@ -388,7 +394,11 @@ CLASSES = {
         reader=_read_m2m100,
         settings=lambda tokenizer: {
             **written_tokens(tokenizer),
-            "language_codes": {v: k for k, v in M2M100_CODES.items()}[(*tokenizer.languages.ids,)],
+            "language_codes": next(
+                name
+                for name, codes in M2M100_CODES.items()
+                if codes == (*tokenizer.languages.ids,)[: len(codes)]
+            ),
         },
         takes_others=False,
         languages=LanguageRule("before", "en"),

@@ -1,0 +1,307 @@
+"""Folders of transformers with more languages, characters and words, against transformers."""
+
+import dataclasses
+import json
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import Translator, encode
+from jax_transformer.commands import main as cli
+from jax_transformer.convert.extension import extend
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import from_huggingface, load_tokenizer
+from jax_transformer.errors import InputError
+from jax_transformer.storage import weights
+from jax_transformer.tokenizers import extended
+from tests.convert.families.case import foreign_model, forward, ragged_tokens, transformers
+from tests.tokenizers import class_folders as writers
+from tests.tokenizers import sentencepiece_models
+from tests.tokenizers.sentencepiece_models import text
+
+TIFINAGH = "".join(map(chr, range(0x2D30, 0x2D48)))
+# A language of new letters, with words that have old letters, digits and marks beside them.
+NEW = text(5, 400, f"{TIFINAGH}abc1")
+OLD = text(1, 1000)
+TOKENS = ["Zürich Gare", "qqz", "xⵣq"]
+# By name: writes the tokenizer; the family; a new code, a relative and another code, as the command
+# takes them; the tokens that these are.
+FOLDERS = {
+    "nllb": (writers.write_nllb, "m2m_100", ("tzm_Tfng", "fra_Latn", "zgh_Tfng"), "{}"),
+    "m2m100": (writers.write_m2m100, "m2m_100", ("tzm", "ar", "zgh"), "__{}__"),
+    "mbart_50": (writers.write_mbart_50, "mbart", ("tz_MA", "ar_AR", "zg_MA"), "{}"),
+    "mbart": (writers.write_mbart, "mbart", ("tz_MA", "ar_AR", "zg_MA"), "{}"),
+    "t5": (writers.write_t5, "t5", None, ""),
+    "mt5": (lambda folder: writers.write_t5(folder, saved=False), "mt5", None, ""),
+    "marian": (writers.write_marian, "marian", ("tzm", "fra", "zgh"), ">>{}<<"),
+}
+TAKES_PIECES = FOLDERS.keys() - {"m2m100", "mbart"}
+
+
+def write_folder(name, folder):
+    """Write a model and its tokenizer; return the number of its tokens."""
+    write, family, *_ = FOLDERS[name]
+    folder.mkdir()
+    tokenizer = write(folder)
+    # M2M100 and T5 have more rows than tokens.
+    size = len(tokenizer) + (3 if name in ("m2m100", "t5") else 0)
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    if family == "marian":
+        ids |= {"decoder_start_token_id": ids["pad_token_id"], "forced_eos_token_id": 0}
+    foreign_model(family, None, vocab_size=size, **ids).save_pretrained(folder)
+    return len(tokenizer)
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def both(request, tmp_path_factory):
+    """The name of a folder, the folder, and what it becomes."""
+    name, path = request.param, tmp_path_factory.mktemp(request.param)
+    write_folder(name, path / "old")
+    command = ["extend", str(path / "old"), str(path / "new")]
+    (path / "tokens").write_text("\n".join(TOKENS) + "\n")
+    (path / "text").write_text("\n".join(NEW) + "\n")
+    command += ["--tokens", str(path / "tokens")]
+    if FOLDERS[name][2]:
+        code, relative, other = FOLDERS[name][2]
+        command += ["--language", f"{code}={relative}", other]
+    if name in TAKES_PIECES:
+        command += ["--characters", str(path / "text"), "--sentencepiece", "200"]
+    cli.command_call(*command)()
+    return name, path / "old", path / "new"
+
+
+def read(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_earlier_ids_stay_and_new_ones_are_those_of_transformers(both):
+    name, old, new = both
+    tokenizers = [read(folder) for folder in (old, new)]
+    assert type(tokenizers[0]) is type(tokenizers[1])
+    ours = [load_tokenizer(folder)[1] for folder in (old, new)]
+    assert ours[1].encode_text(OLD) == ours[0].encode_text(OLD)
+    assert tokenizers[1](OLD).input_ids == tokenizers[0](OLD).input_ids
+    chance = random.Random(3)
+    mixed = [f"{a} {chance.choice(TOKENS)} {b}" for a, b in zip(OLD[:400], NEW, strict=False)]
+    for lines in (NEW, mixed, [f"{token}." for token in TOKENS]):
+        theirs = tokenizers[1](lines, add_special_tokens=False).input_ids
+        assert ours[1].encode_text(lines) == theirs
+        assert [ours[1].decode(ids) for ids in theirs] == tokenizers[1].batch_decode(
+            theirs, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+    if name in TAKES_PIECES:
+        ids = ours[1].encode_text(NEW)
+        assert ours[0].unk_id in chain(*ours[0].encode_text(NEW))
+        assert ours[1].unk_id not in chain(*ids)
+        assert [ours[1].decode(row) for row in ids] == NEW
+        assert sum(map(len, ids)) < sum(len(line.replace(" ", "")) for line in NEW)  # pieces
+
+
+def test_the_model_computes_what_it_did(both):
+    name, old, new = both
+    (config, params), (larger, grown) = (from_huggingface(folder) for folder in (old, new))
+    size = config.tgt_vocab_size
+    assert larger.tgt_vocab_size > size
+    assert (
+        dataclasses.replace(larger, src_vocab_size=config.src_vocab_size, tgt_vocab_size=size)
+        == config
+    )
+    src, tgt = ragged_tokens(config)
+    memory = [encode(p, c, src) for p, c in ((params, config), (grown, larger))]
+    np.testing.assert_array_equal(*memory)
+    known = load_tokenizer(old)[1].source.segmenter.size  # a table may have more rows
+    logits = forward(grown, larger, src, tgt)
+    # XLA sums a product of another width in another order.
+    expected = forward(params, config, src, tgt)[..., :known]
+    np.testing.assert_allclose(logits[..., :known], expected, rtol=0, atol=2e-6)
+    model_class = getattr(transformers, FAMILIES[FOLDERS[name][1]].architecture)
+    model, report = model_class.from_pretrained(new, output_loading_info=True)
+    assert not any(report.values()), report
+    tensors = {"input_ids": src, "decoder_input_ids": tgt}
+    tensors = {key: torch.tensor(ids, dtype=torch.int64) for key, ids in tensors.items()}
+    mask = torch.tensor(src != config.pad_id).long()
+    with torch.no_grad():
+        theirs = model(**tensors, attention_mask=mask).logits
+        before = model_class.from_pretrained(old)(**tensors, attention_mask=mask).logits
+    np.testing.assert_allclose(theirs[..., :known], before[..., :known], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(logits, theirs, atol=1e-5)
+
+
+def test_new_rows_are_means_of_the_rows_that_wrote_them(both):
+    name, old, new = both
+    before, after = (load_tokenizer(folder)[1] for folder in (old, new))
+    tables = [weights.read(folder / "model.safetensors") for folder in (old, new)]
+    known, form = before.source.segmenter.size, FOLDERS[name][3]
+    unwritten = {before.unk_id, before.token_id("▁")}
+
+    def mean_of(ids):
+        rows = [i for i in ids if i not in unwritten]
+        return lambda table: table[rows or slice(known)].mean(axis=0, dtype=np.float64)
+
+    expected = {token: mean_of(before.encode_text([token])[0]) for token in TOKENS}
+    if FOLDERS[name][2]:
+        code, relative, other = (form.format(each) for each in FOLDERS[name][2])
+        codes = list(extended.known_codes(before).values())
+        assert (
+            len(codes) == {"nllb": 4, "m2m100": 100, "mbart_50": 52, "mbart": 25, "marian": 2}[name]
+        )
+        expected[code] = lambda table: table[before.source.segmenter.token_id(relative)]
+        expected[other] = lambda table: table[codes].mean(axis=0, dtype=np.float64)
+    if name in TAKES_PIECES:
+        expected[TIFINAGH[0]] = mean_of([])
+        pieces = [after.source.segmenter.token(i) for i in chain(*after.encode_text(NEW))]
+        expected[max(pieces, key=len)] = mean_of([])
+    grown = 0
+    for name, table in tables[0].items():
+        axes = [
+            axis for axis in range(table.ndim) if table.shape[axis] < tables[1][name].shape[axis]
+        ]
+        if not axes:
+            np.testing.assert_array_equal(tables[1][name], table)
+            continue
+        table, larger = (np.moveaxis(each[name], axes[0], 0) for each in tables)
+        np.testing.assert_array_equal(larger[:known], table[:known])
+        for token, row in expected.items():
+            found = larger[after.source.segmenter.token_id(token)]
+            np.testing.assert_array_equal(found, row(table).astype(table.dtype), token)
+        grown += 1
+    assert grown >= 1
+
+
+def test_it_translates_as_transformers_does(both):
+    name, _, new = both
+    tokenizer, languages, options = read(new), {}, {}
+    if FOLDERS[name][2] and name != "marian":
+        code, relative, other = FOLDERS[name][2]
+        new_source = name in ("nllb", "mbart_50")  # the other classes know a list of sources
+        languages = {"source_lang": other if new_source else relative, "target_lang": code}
+        tokenizer.src_lang = languages["source_lang"]
+        key = "decoder_start_token_id" if name == "mbart" else "forced_bos_token_id"
+        options[key] = tokenizer.convert_tokens_to_ids(FOLDERS[name][3].format(code))
+    lines = [f"{a[:9]} {b[:5]}" for a, b in zip(NEW[:100], OLD[100:200], strict=True)]
+    if name == "marian":
+        lines = [f">>{FOLDERS[name][2][0]}<< {line}" for line in lines]
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(new)
+    absent = sorted({*range(model.config.vocab_size)} - {*tokenizer.get_vocab().values()})
+    if absent:
+        options["suppress_tokens"] = absent
+    batch = tokenizer(lines, padding=True, return_tensors="pt")
+    theirs = model.generate(**batch, **options, max_new_tokens=9, num_beams=1)
+    theirs = tokenizer.batch_decode(theirs, skip_special_tokens=True)
+    results = Translator(new, **languages)(lines, beam_size=1, max_new_tokens=9)
+    assert [result.text for result in results] == theirs
+
+
+def test_all_else_of_a_folder_stays(tmp_path):
+    write_folder("nllb", tmp_path / "old")
+    (tmp_path / "old" / "README.md").write_bytes(b"a card\r\n")
+    extend(tmp_path / "old", tmp_path / "new", tokens=["qqz"])
+    changed = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    names = {path.name for path in (tmp_path / "old").iterdir()}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == names
+    for name in names - changed:
+        assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "old" / name).read_bytes()
+    values = [json.loads((tmp_path / path / "config.json").read_text()) for path in ("old", "new")]
+    assert values[1] == values[0] | {"vocab_size": values[0]["vocab_size"] + 1}
+
+
+REFUSALS = {
+    "a code that is there": (
+        "nllb",
+        {"languages": {"fra_Latn": None}},
+        r"language 'fra_Latn' is there: its id is 13\d; name a new one",
+    ),
+    "a relative that is not": (
+        "nllb",
+        {"languages": {"tzm_Tfng": "xxx_Latn"}},
+        r"language 'xxx_Latn': is no code of the model; name one of its 4, such as deu_Latn",
+    ),
+    "a code of another form": (
+        "nllb",
+        {"languages": {"tamazight": None}},
+        r"language 'tamazight': a code of this model looks like deu_Latn",
+    ),
+    "a model without codes": (
+        "t5",
+        {"languages": {"xx": None}},
+        r"the model has no language codes",
+    ),
+    "a text that is known": ("t5", {"text": ["ab"]}, r"nothing would be added"),
+    "a token that is there": (
+        "t5",
+        {"tokens": ["▁"]},
+        r"the token '.u2581' is there already: its id is \d+; remove it",
+    ),
+    "a token that is named twice": (
+        "t5",
+        {"tokens": ["qz", "qz"]},
+        r"the token 'qz' is named twice",
+    ),
+    "a token with a space": ("t5", {"tokens": [" qz"]}, r"must not begin or end with a space"),
+    "characters of M2M100": (
+        "m2m100",
+        {"text": ["ⴰ"]},
+        r"characters cannot be added to M2M100Tokenizer, whose codes follow its pieces",
+    ),
+    "too few pieces": (
+        "t5",
+        {"text": NEW, "sentencepiece": 5},
+        r"vocab_size=5 must be at least \d+: 0 special tokens and each character",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("refused")
+    for name in ("nllb", "m2m100", "t5", "marian"):
+        write_folder(name, path / name)
+    return path
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_bad_input_is_refused_in_one_line(name, options, message, folders, tmp_path):
+    with pytest.raises(InputError, match=message) as caught:
+        extend(folders / name, tmp_path / "new", **options)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_character_that_is_a_space_is_refused(tmp_path):
+    write_folder("nllb", tmp_path / "old")
+    path = tmp_path / "old" / "tokenizer.json"
+    values = json.loads(path.read_text())  # the usual normalizer writes an ordinary space for it
+    path.write_text(json.dumps(values | {"normalizer": None}))
+    with pytest.raises(
+        InputError, match=r"the character '\\u2003' is a space and cannot be a token"
+    ):
+        extend(tmp_path / "old", tmp_path / "new", text=["ⴰ\u2003ⴱ"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_takes_no_tokens_is_refused(tmp_path):
+    (tmp_path / "byt5").mkdir()
+    writers.write_byt5(tmp_path / "byt5")
+    foreign_model("t5", None, vocab_size=384).save_pretrained(tmp_path / "byt5")
+    with pytest.raises(InputError, match="writes every text as bytes, so it lacks no token"):
+        extend(tmp_path / "byt5", tmp_path / "new", text=NEW)
+    size = sentencepiece_models.write_marian(tmp_path / "two", separate=True)
+    ids = {"pad_token_id": size - 1, "eos_token_id": 0, "decoder_start_token_id": size - 1}
+    foreign_model("marian", None, vocab_size=size, **ids).save_pretrained(tmp_path / "two")
+    with pytest.raises(InputError, match="the languages have a vocabulary each"):
+        extend(tmp_path / "two", tmp_path / "new", tokens=["qz"])
+    with pytest.raises(InputError, match="is no folder of transformers"):
+        extend(tmp_path, tmp_path / "new", tokens=["qz"])
+
+
+def test_files_of_the_command_must_have_text(tmp_path, folders):
+    (tmp_path / "empty").write_text(" \n\n")
+    arguments = [str(folders / "t5"), str(tmp_path / "new")]
+    for option in ("--tokens", "--characters"):
+        with pytest.raises(InputError, match="empty: has no line of text; name another file"):
+            cli.command_call("extend", *arguments, option, str(tmp_path / "empty"))()
+    with pytest.raises(InputError, match="name it by --characters"):
+        cli.command_call("extend", *arguments, "--sentencepiece", "50")()
