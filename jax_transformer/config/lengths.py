@@ -21,6 +21,7 @@ class Heads(NamedTuple):
     width: Callable[[TransformerConfig], int]
 
 
+VOCABULARIES = ("src_vocab_size", "tgt_vocab_size")  # fields: the lengths of axes of token ids
 # A shared projection has the width of one head, and serves all heads.
 LENGTHS: dict[str, Callable[[TransformerConfig], int] | Heads] = {
     "heads": Heads(lambda config: config.num_heads, lambda config: config.value_dim),

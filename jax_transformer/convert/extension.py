@@ -10,6 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.lengths import VOCABULARIES
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_to_json
@@ -24,8 +25,6 @@ from jax_transformer.tokenizers.formats import TARGET_VOCABULARY
 from jax_transformer.tokenizers.readers.class_settings import read_tokenizer_config
 from jax_transformer.tokenizers.readers.library import BYTES
 from jax_transformer.tokenizers.segmenters import MARK
-
-VOCABULARIES = ("src_vocab_size", "tgt_vocab_size")  # names of axes that grow
 
 
 class Extension(NamedTuple):

@@ -8,12 +8,12 @@ of languages and whole tokens are added tokens, as `add_tokens` of transformers 
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_transformer.errors import InputError
 from jax_transformer.storage.writing import json_bytes
-from jax_transformer.tokenizers.formats import SENTENCEPIECE, SENTENCEPIECE_FILES
+from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES
 from jax_transformer.tokenizers.readers.class_settings import (
     CODE,
     EXTRA,
@@ -74,17 +74,6 @@ def normalized(tokenizer: Tokenizer, line: str) -> str:
     return line if steps is None else steps.normalize_str(line)
 
 
-def unknown_characters(tokenizer: Tokenizer, lines: Iterable[str]) -> list[str]:
-    """Return the characters of normalized lines that the source or the target has no id for."""
-    characters = sorted({character for line in lines for character in line})
-    rows = [side.segmenter.encode(characters) for side in (tokenizer.source, tokenizer.target)]
-    return [
-        character
-        for character, *ids in zip(characters, *rows, strict=True)
-        if any(tokenizer.unk_id in row for row in ids)
-    ]
-
-
 def new_pieces(
     tokenizer: Tokenizer, lines: Sequence[str], sentencepiece: int | None
 ) -> dict[str, float]:
@@ -93,41 +82,29 @@ def new_pieces(
     Args:
         sentencepiece: Size of the sentencepiece model whose pieces they are; None gives none.
     """
-    characters = unknown_characters(tokenizer, lines)
-    if spaces := [character for character in characters if character.isspace()]:
+    characters = sorted({character for line in lines for character in line})
+    rows = [side.segmenter.encode(characters) for side in (tokenizer.source, tokenizer.target)]
+    pairs = zip(characters, *rows, strict=True)
+    pieces = {c: LEAST for c, *ids in pairs if any(tokenizer.unk_id in row for row in ids)}
+    if spaces := [character for character in pieces if character.isspace()]:
         raise InputError(f"the character {spaces[0]!r} is a space and cannot be a token; remove it")
-    pieces = dict.fromkeys(characters, LEAST)
-    if characters:
-        kind = _kind_of_model(tokenizer)
-    if not characters or sentencepiece is None:
+    library = getattr(tokenizer.source.segmenter, "library", None)
+    kind = tokenizer.settings.get("class_name") if library is None else type(library.model).__name__
+    kind = "Unigram" if tokenizer.settings.get("rule") == "marian" else kind
+    if pieces and kind not in ("Unigram", "BPE"):
+        raise InputError(
+            f"the vocabulary of a {kind} takes no characters; name them as tokens (--tokens), "
+            "which lose the spaces beside them"
+        )
+    if not pieces or sentencepiece is None:
         return pieces
-    token_id = tokenizer.source.segmenter.token_id
-    for piece, score in sentencepiece_pieces(lines, sentencepiece, model_type=kind.lower()):
-        if len(piece) > 1 and not pieces.keys().isdisjoint(piece):
-            halves = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-            can_merge = any(
-                all(p in pieces or token_id(p) is not None for p in pair) for pair in halves
-            )
-            if token_id(piece) is None and (kind == "Unigram" or can_merge):
-                pieces[piece] = score
-    return pieces
-
-
-def _kind_of_model(tokenizer: Tokenizer) -> str:
-    """Return "Unigram" or "BPE"; refuse a vocabulary that takes no pieces."""
-    if tokenizer.kind != SENTENCEPIECE:
-        kind = type(tokenizer.source.segmenter.library.model).__name__
-        if kind in ("Unigram", "BPE"):
-            return kind
-        fault = f"a vocabulary of the kind {kind}"
-    elif tokenizer.settings["rule"] != "marian":
-        fault = f"{tokenizer.settings['class_name']}, whose codes follow its pieces in transformers"
-    else:
-        return "Unigram"
-    raise InputError(
-        f"characters cannot be added to {fault}; name them as tokens (--tokens), which lose the "
-        "spaces beside them"
-    )
+    token_id, unknown = tokenizer.source.segmenter.token_id, {*pieces}
+    learned = sentencepiece_pieces(lines, sentencepiece, model_type=kind.lower())
+    return pieces | {
+        piece: score
+        for piece, score in learned
+        if len(piece) > 1 and not unknown.isdisjoint(piece) and token_id(piece) is None
+    }
 
 
 def extended_files(
@@ -187,17 +164,13 @@ def _with_pieces(model: bytes, pieces: Mapping[str, float]) -> bytes:
     least = min(read.get_score(i) for i in range(read.get_piece_size()))
     for piece, score in pieces.items():
         if read.piece_to_id(piece) == read.unk_id():
-            number = struct.pack("<f", max(score, least))
-            # A message of protocol buffers may go on with more of a repeated field.
-            model += _field(PIECES, _field(1, piece.encode()) + b"\x15" + number)
+            # A message of protocol buffers may go on with more of a repeated field: of a piece, its
+            # text (1) and its score (2). The pieces of a sentencepiece model have at most 16
+            # characters, so each length is one byte.
+            text, number = piece.encode(), struct.pack("<f", max(score, least))
+            field = bytes([8 * 1 + 2, len(text), *text, 8 * 2 + 5, *number])
+            model += bytes([8 * PIECES + 2, len(field), *field])
     return model
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Return a field of a protocol buffers message that has at most 2**14 bytes."""
-    size = len(content)
-    length = bytes([size]) if size < 2**7 else bytes([size % 2**7 + 2**7, size // 2**7])
-    return bytes([8 * number + 2]) + length + content
 
 
 def _add_pieces(

@@ -74,12 +74,16 @@ class TrainingConfig:
             losses before it; without it, only losses and gradients that are not finite.
         freeze: Patterns of parameters to keep fixed: of their paths, for example 'encoder/*', as
             jax-transformer convert prints them; "*" also matches "/".
+        freeze_rows: Number of ids whose rows of the token tables and columns of the output
+            projection stay (an EMA rounds them), so that only the new tokens behind are trained.
         lora_rank: Rank of an adapter (LoRA, Hu 2021), which alone is trained: it stands beside the
             products that lora_targets match. The run writes it as a folder of PEFT, and the model
             with the adapter merged. Without it, the parameters themselves are trained.
         lora_alpha: The adapter's product is scaled by lora_alpha / lora_rank; without it, by 1.
         lora_targets: Patterns of the paths of these products, for example '*/query' or
             '*/feed_forward/*'.
+        lora_whole: Patterns of parameters that are trained whole beside these products, PEFT's
+            modules_to_save: for example '*_embedding/*' of a model with new tokens.
         lora_dropout: Dropout of what the adapter reads.
         num_microbatches: Parts of a batch whose gradients are added up, to save memory.
         ema_decay: Decay of the exponential moving average (EMA) of the parameters, which is then
@@ -128,9 +132,11 @@ class TrainingConfig:
     clip_norm: Positive | None = None
     spike_factor: Annotated[float, Meta(gt=1)] | None = None
     freeze: tuple[str, ...] = ()
+    freeze_rows: Count | None = None
     lora_rank: Count | None = None
     lora_alpha: Positive | None = None
     lora_targets: tuple[str, ...] = ("*/query", "*/value")  # those of the paper (section 4.2)
+    lora_whole: tuple[str, ...] = ()
     lora_dropout: Share = 0.0
     num_microbatches: Count = 1
     ema_decay: Annotated[float, Meta(gt=0, lt=1)] | None = None

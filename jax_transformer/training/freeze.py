@@ -18,8 +18,11 @@ from jax_transformer.training.config import TrainingConfig
 def run_shapes(config: TransformerConfig, training_config: TrainingConfig) -> dict[str, Shape]:
     """Return the shape of every parameter of a run by its path, those of an adapter last."""
     if (rank := training_config.lora_rank) is not None:
-        return parameter_shapes(config) | lora.shapes(config, rank, training_config.lora_targets)
-    for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+        shapes = parameter_shapes(config)
+        whole = match_paths("lora_whole", shapes, training_config.lora_whole)
+        kept = {BASE.join(path.rsplit("/", 1)): shapes[path] for path in whole}
+        return shapes | kept | lora.shapes(config, rank, training_config.lora_targets)
+    for name in ("lora_alpha", "lora_targets", "lora_whole", "lora_dropout"):
         if (value := getattr(training_config, name)) != getattr(TrainingConfig, name):
             raise InputError(f"{name}={value!r} needs lora_rank, for example 16")
     return parameter_shapes(config)

@@ -13,8 +13,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.lengths import VOCABULARIES
+from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params
-from jax_transformer.model.tree import decayed
+from jax_transformer.model.tree import PARAMETERS, decayed
 from jax_transformer.training.config import TrainingConfig
 
 USUAL_RATE = 1e-3  # the peak of a schedule without a rate of its own
@@ -167,6 +169,23 @@ def _kernels_of_layers(params: Params) -> Any:
     return jax.tree_util.tree_map_with_path(numbers, params)
 
 
+def keep_rows(rows: int) -> optax.GradientTransformation:
+    """Return the transformation that changes no number of the first `rows` ids.
+
+    Before an optimizer it keeps its moments at 0, behind it also what decay would change.
+    """
+
+    def keep(path: tuple[Any, ...], leaf: Array) -> Array:
+        parameter = PARAMETERS.get("/".join(key.key for key in path))
+        lengths = parameter.lengths if parameter else ()
+        for axis in (i for i, name in enumerate(lengths) if name in VOCABULARIES):
+            ids = jax.lax.broadcasted_iota(jnp.int32, leaf.shape, axis)
+            leaf = jnp.where(ids < rows, -0.0, leaf)  # which changes no bit of a parameter
+        return leaf
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(keep, updates))
+
+
 class EmaState(NamedTuple):
     """The state of `parameter_ema`."""
 
@@ -256,6 +275,10 @@ def run_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a run, with an EMA if the run has one, under the guard."""
     optimizer = optimizer_by_name(config, training_config)
+    if (rows := training_config.freeze_rows) is not None:
+        if rows >= config.tgt_vocab_size:
+            raise InputError(f"freeze_rows={rows} must be below {config.tgt_vocab_size}, all ids")
+        optimizer = optax.chain(keep_rows(rows), optimizer, keep_rows(rows))
     if training_config.ema_decay is not None:
         optimizer = optax.chain(optimizer, parameter_ema(training_config.ema_decay))
     return with_guard(optimizer, training_config.spike_factor)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -21,7 +22,12 @@ from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_decoder, check_execution
 from jax_transformer.model.transformer import Params, init_params
-from jax_transformer.model.tree import in_dtype, parameter_shardings, shard_parameters
+from jax_transformer.model.tree import (
+    in_dtype,
+    match_paths,
+    parameter_shardings,
+    shard_parameters,
+)
 from jax_transformer.runtime.sharding import replicated, row_sharding
 from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import ComputeDtype, Count, Share, TrainingConfig
@@ -195,7 +201,11 @@ def init_state(
         params = init_params(init_key, config)
     if (rank := training_config.lora_rank) is not None:
         targets, alpha = training_config.lora_targets, training_config.lora_alpha
-        params = lora.attach(params, lora.init(init_key, config, rank, targets, alpha))
+        adapter = flatten_dict(lora.init(init_key, config, rank, targets, alpha), sep="/")
+        leaves = flatten_dict(params, sep="/")
+        whole = match_paths("lora_whole", leaves, training_config.lora_whole)
+        adapter |= {path: jnp.copy(leaves[path]) for path in whole}
+        params = lora.attach(params, unflatten_dict(adapter, sep="/"))
     optimizer = run_optimizer(config, training_config)
     optimizer_state = optimizer.init(trainable(params, training_config.freeze))
     return TrainState(params, optimizer_state, jnp.zeros((), jnp.int32), dropout_key)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import warnings
 from itertools import chain
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from jax_transformer import Translator, encode
+from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.commands import main as cli
 from jax_transformer.convert.extension import extend
 from jax_transformer.convert.families import FAMILIES
@@ -24,6 +26,7 @@ from tests.tokenizers.sentencepiece_models import text
 
 TIFINAGH = "".join(map(chr, range(0x2D30, 0x2D48)))
 # A language of new letters, with words that have old letters, digits and marks beside them.
+peft = pytest.importorskip("peft")
 NEW = text(5, 400, f"{TIFINAGH}abc1")
 OLD = text(1, 1000)
 TOKENS = ["Zürich Gare", "qqz", "xⵣq"]
@@ -244,7 +247,7 @@ REFUSALS = {
     "characters of M2M100": (
         "m2m100",
         {"text": ["ⴰ"]},
-        r"characters cannot be added to M2M100Tokenizer, whose codes follow its pieces",
+        r"the vocabulary of a M2M100Tokenizer takes no characters; name them as tokens",
     ),
     "too few pieces": (
         "t5",
@@ -305,3 +308,34 @@ def test_files_of_the_command_must_have_text(tmp_path, folders):
             cli.command_call("extend", *arguments, option, str(tmp_path / "empty"))()
     with pytest.raises(InputError, match="name it by --characters"):
         cli.command_call("extend", *arguments, "--sentencepiece", "50")()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("nllb", "token_embedding/*"), ("t5", "token_embedding/*"), ("mt5", "*embedding/*")],
+)
+def test_an_adapter_with_whole_tables_is_trained_and_is_what_peft_loads(name, rows, tmp_path):
+    write_folder(name, tmp_path / "old")
+    extend(tmp_path / "old", tmp_path / "new", text=NEW)
+    for side, lines in (("source", NEW), ("target", OLD)):  # short ones: a model has 37 positions
+        (tmp_path / side).write_text("\n".join(line[:9] for line in lines[:60]) + "\n")
+    options = {"init": "new", "output": "run", "source": "source", "target": "target"}
+    command = [f"--{key}={tmp_path / value}" for key, value in options.items()]
+    command += ["--steps=3", "--warmup-steps=1", "--schedule=constant", "--learning-rate=0.01"]
+    command += ["--lora-rank=2", f"--lora-whole={rows}", "--max-tokens=800", "--bucket-count=1"]
+    if name == "nllb":
+        command += ["--source-lang=deu_Latn", "--target-lang=eng_Latn"]
+    cli.main(["train", *command, "--evaluation-interval=3"])
+    config, params = from_huggingface(tmp_path / "new")
+    adapter = read_adapter(tmp_path / "run" / "adapter", config)
+    table = adapter["token_embedding"]["embedding"]
+    assert not np.array_equal(table, params["token_embedding"]["embedding"])
+    base = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "new")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()
+    src, tgt = ragged_tokens(config)
+    mask = torch.tensor(src != config.pad_id).long()
+    ids = {"input_ids": torch.tensor(src).long(), "decoder_input_ids": torch.tensor(tgt).long()}
+    mine = forward(lora.attach(params, adapter), config, src, tgt)
+    np.testing.assert_allclose(mine, theirs(**ids, attention_mask=mask).logits.detach(), atol=1e-5)

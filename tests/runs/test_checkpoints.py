@@ -112,6 +112,7 @@ OTHER = {
     "learning_rate": 0.5,
     "lora_alpha": 4.0,
     "lora_targets": ("*/value",),
+    "lora_whole": ("encoder/norm/*",),
     "lora_dropout": 0.1,
     "compute_dtype": "bfloat16",
     "gradient_dtype": "float32",
@@ -123,6 +124,7 @@ OTHER = {
     "clip_norm": 2.0,
     "spike_factor": 2.0,
     "freeze": ("encoder/*",),
+    "freeze_rows": 4,
     "seed": 1,
 }
 

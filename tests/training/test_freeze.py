@@ -3,11 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jax_transformer import convert
+from jax_transformer import InputError, convert
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.model.tree import parameter_shapes
 from jax_transformer.training.config import TrainingConfig
@@ -32,6 +33,12 @@ CONFIG = measure.trainable("vaswani2017", num_decoder_layers=1)
 SETTINGS = dataclasses.replace(measure.SETTINGS, freeze=FREEZE, ema_decay=0.9)
 NAMES = [*parameter_shapes(CONFIG)]
 TRAINED = trained_names(NAMES, FREEZE)
+TABLES = (
+    "token_embedding",
+    "source_embedding",
+    "target_embedding",
+    "output_projection",
+)  # a row for each token
 FROZEN = [name for name in NAMES if name not in TRAINED]
 
 
@@ -111,3 +118,48 @@ def test_without_patterns_nothing_is_split():
     assert merged(params, jax.tree.map(lambda leaf: leaf + 1, some)) == nest(
         {name: float(name in TRAINED) for name in NAMES}
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    tiered(
+        [
+            {"optimizer": "adam"},
+            {"optimizer": "adafactor", "weight_decay": 0},
+            {"optimizer": "muon"},
+        ],
+        [{"optimizer": "adam"}],
+    ),
+)
+@pytest.mark.parametrize("tables", ["separate", "shared"])
+def test_rows_below_the_new_tokens_keep_every_bit(tables, changes):
+    config = dataclasses.replace(
+        CONFIG, token_embeddings=tables, output_projection="linear", output_bias=True
+    )
+    rows = config.tgt_vocab_size - 5
+    settings = dataclasses.replace(SETTINGS, freeze=(), freeze_rows=rows, **changes)
+    params = jax.tree.map(jnp.asarray, random_params(config))
+    state = init_state(config, settings, params)
+    step, before = run_step(config, settings), flatten(state.params)
+    before = {name: np.array(leaf) for name, leaf in before.items()}
+    for batch in measure.random_batches(config, 3):
+        state, _ = step(state, batch)
+    averages = flatten(state.eval_params)
+    for name, leaf in flatten(state.params).items():
+        axis = -1 if name.startswith("output_projection") else 0
+        old, new, average = (
+            np.moveaxis(np.asarray(leaves[name]), axis, 0)
+            for leaves in (before, {name: leaf}, averages)
+        )
+        if name.split("/")[0] in TABLES:
+            assert same_bits(new[:rows], old[:rows]), name
+            np.testing.assert_allclose(average[:rows], old[:rows], rtol=1e-6)  # rounds
+            assert (new[rows:] != old[rows:]).any(), name
+        else:
+            assert (new != old).any(), name
+
+
+def test_rows_of_all_ids_leave_nothing_to_train():
+    settings = dataclasses.replace(SETTINGS, freeze_rows=CONFIG.tgt_vocab_size)
+    with pytest.raises(InputError, match=r"freeze_rows=\d+ must be below \d+, all ids"):
+        init_state(CONFIG, settings, random_params(CONFIG))
