@@ -300,6 +300,7 @@ NAMING = {
     "evaluate": ("lines", "--sources=lines", f"--metricx={NOWHERE}", "--metricx-version=24"),
     "average": (NOWHERE, "out"),
     "convert": (NOWHERE, "out.safetensors"),
+    "extend": (NOWHERE, "out"),
     "export": (NOWHERE, "out"),
     "verify": (NOWHERE,),
     "compare": (NOWHERE, NOWHERE),

@@ -178,9 +178,11 @@ def test_it_translates_as_transformers_does(both):
     name, _, new = both
     tokenizer, languages, options = read(new), {}, {}
     if FOLDERS[name][2] and name != "marian":
-        code, relative, other = FOLDERS[name][2]
-        new_source = name in ("nllb", "mbart_50")  # the other classes know a list of sources
-        languages = {"source_lang": other if new_source else relative, "target_lang": code}
+        code, _, other = FOLDERS[name][2]
+        languages = {"source_lang": other, "target_lang": code}
+        if name == "m2m100":  # it knows a list of sources, as the page about new languages says
+            tokenizer.lang_code_to_token[other] = token = f"__{other}__"
+            tokenizer.lang_token_to_id[token] = tokenizer.convert_tokens_to_ids(token)
         tokenizer.src_lang = languages["source_lang"]
         key = "decoder_start_token_id" if name == "mbart" else "forced_bos_token_id"
         options[key] = tokenizer.convert_tokens_to_ids(FOLDERS[name][3].format(code))
