@@ -31,6 +31,7 @@ Models on disk, and errors:
 
     train                    a run on pairs of texts, as the command makes it; returns a Translator
     Translator               text to text: a trained model as a function of strings
+    Embedder                 texts to vectors: an encoder, and what sentence-transformers adds
     load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
     adapters                 (import jax_transformer.adapters) LoRA, and folders of PEFT
@@ -55,6 +56,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.decoding import init_cache as init_cache
     from jax_transformer.decoding import score as score
     from jax_transformer.decoding import select_hypotheses as select_hypotheses
+    from jax_transformer.embedding.embedder import Embedder as Embedder
     from jax_transformer.errors import InputError as InputError
     from jax_transformer.kernels.execution import Execution as Execution
     from jax_transformer.kernels.execution import SearchExecution as SearchExecution
@@ -79,6 +81,7 @@ _NAMES_IN = {
     "config": "TransformerConfig",
     "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
     "init_cache score select_hypotheses",
+    "embedding.embedder": "Embedder",
     "errors": "InputError",
     "kernels.execution": "Execution SearchExecution",
     "model.tree": "parameter_shardings",
@@ -109,5 +112,7 @@ def __dir__() -> list[str]:
 
     names = {*globals(), *__all__}  # `help` imports each of them
     return sorted(
-        names if find_spec("tokenizers") else names - {"load", "save", "Translator", "train"}
+        names
+        if find_spec("tokenizers")
+        else names - {"load", "save", "Translator", "Embedder", "train"}
     )

@@ -25,7 +25,7 @@ ROOMS = (
     ("adapters",),
     ("training",),
     ("translation",),
-    ("evaluation",),
+    ("embedding", "evaluation"),
     ("export", "runs"),
     ("parity",),
     ("porting",),

@@ -300,6 +300,7 @@ NAMING = {
     "evaluate": ("lines", "--sources=lines", f"--metricx={NOWHERE}", "--metricx-version=24"),
     "average": (NOWHERE, "out"),
     "convert": (NOWHERE, "out.safetensors"),
+    "embed": (NOWHERE, "--input=lines", "--output=out.npy"),
     "extend": (NOWHERE, "out"),
     "export": (NOWHERE, "out"),
     "verify": (NOWHERE,),
@@ -321,7 +322,7 @@ def test_who_translates_exports_or_trains_a_model_asks_the_hub(command, tmp_path
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     assert refused(command, *NAMING[command]).startswith("error: ")
-    assert bool(asked) == (command in ("translate", "export", "train", "prepare"))
+    assert bool(asked) == (command in ("translate", "embed", "export", "train", "prepare"))
 
 
 LONG = "x" * 250  # a name that the disk can hold; those of half-written files are longer
