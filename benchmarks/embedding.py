@@ -1,4 +1,4 @@
-"""Vectors of texts beside sentence-transformers, on one core: python -m benchmarks.embedding --file FILE.
+"""Vectors of texts beside sentence-transformers, on one core: python -m benchmarks.embedding -h.
 
 Both read one folder that sentence-transformers wrote: a T5 encoder of random numbers, its mean, a
 dense layer and normalization. Each round embeds the lines of the file with both in turn.

@@ -22,6 +22,7 @@ class Arguments:
         input: File of texts, one a line; it must be named.
         output: File to write, float32 [lines, d] for numpy.load; it must be named.
         prompt: Put before every line; without it, the model's default prompt.
+        source_lang: Code of the language of the lines, for a model with language codes.
         special_tokens: Pool the tokens that the tokenizer puts around a line, too.
         max_length: Most tokens of a line; longer lines are cut. Without it, the model's limit.
         dtype: Type of the encoder's parameters, "float32" or "bfloat16".
@@ -33,6 +34,7 @@ class Arguments:
     input: Path | None = None
     output: Path | None = None
     prompt: str | None = None
+    source_lang: str | None = None
     special_tokens: bool = True
     max_length: int | None = None
     dtype: str | None = None
@@ -55,6 +57,7 @@ def embed(arguments: Arguments) -> None:
     embedder = Embedder(
         arguments.model,
         special_tokens=arguments.special_tokens,
+        source_lang=arguments.source_lang,
         dtype=arguments.dtype,
         max_length=arguments.max_length,
         mesh=None if arguments.mesh is None else make_mesh(arguments.mesh),

@@ -22,6 +22,7 @@ from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.batches import pad
 from jax_transformer.translation import model_folder
+from jax_transformer.translation.sources import checked_texts
 from jax_transformer.translation.translate import place
 
 SHORTEST = 16  # tokens of the shortest batch; each longer one has twice as many
@@ -43,6 +44,7 @@ class Embedder:
         model: A folder, or a name of the hub, as for `Translator`.
         special_tokens: Whether the tokens that the tokenizer puts around a text are pooled, as
             sentence-transformers does. The authors of ProtT5 leave them out.
+        source_lang: Code of the language of the texts, for a model with language codes.
         dtype: Type that the parameters of the encoder are converted to; None keeps theirs.
         max_length: Most tokens of a text, special tokens included; longer texts are cut. None is
             the limit that the folder names; a folder that names none refuses a text that is longer
@@ -59,13 +61,15 @@ class Embedder:
         model: str | Path,
         *,
         special_tokens: bool = True,
+        source_lang: str | None = None,
         dtype: str | None = None,
         max_length: int | None = None,
         max_tokens: int = 8192,
         mesh: Mesh | None = None,
     ) -> None:
         folder, self.modules = read_modules(local_folder(model))
-        read = model_folder.read(folder, part="encoder").for_text(str(model))
+        read = model_folder.read(folder, part="encoder", source_lang=source_lang)
+        read = read.for_text(str(model))
         self.limit = max_length or self.modules.max_length
         if self.limit is not None and read.config.positions != "learned":
             read = read.with_max_length(self.limit, str(model))
@@ -93,13 +97,16 @@ class Embedder:
             prompt: Put before every text, for example `embedder.modules.prompts["query"]`; None is
                 the folder's default prompt.
         """
-        return np.stack([*self.stream(texts, prompt)] or np.zeros((0, 0), np.float32))
+        vectors = [*self.stream(texts, prompt)]
+        return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
     def stream(
         self, texts: Iterable[str], prompt: str | None = None
     ) -> Iterator[Float32[np.ndarray, " d"]]:
         """Yield the vector of each text, in their order; reads a window of texts at a time."""
-        texts, done = iter(texts), 0
+        if isinstance(texts, str):
+            raise InputError(f"texts={shorten(texts)} must be a list of texts")
+        texts, done = checked_texts(texts), 0
         while window := [*islice(texts, WINDOW)]:
             yield from self._embed(window, prompt, done)
             done += len(window)
@@ -110,9 +117,6 @@ class Embedder:
         config, _, tokenizer, _ = self.model
         if prompt is None:
             prompt = self.modules.prompts.get(self.modules.default_prompt, "")
-        for number, text in enumerate(texts, start=done + 1):
-            if not isinstance(text, str):
-                raise InputError(f"text {number} is {shorten(text)}, and must be a string")
         texts = [prompt + text for text in texts]
         texts = [text.lower() for text in texts] if self.modules.lower_case else texts
         most = config.max_length if self.limit is None else min(self.limit, config.max_length)

@@ -80,7 +80,7 @@ def pool(
     """
     hidden, counted = hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)), mask[..., None]
     total = jnp.sum(jnp.where(counted, hidden, 0), axis=1)
-    number = jnp.sum(mask, axis=1, keepdims=True)
+    number = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
     positions = jnp.arange(1, mask.shape[1] + 1)
     weights = jnp.where(mask, positions, 0)[..., None]
     first, last = jnp.argmax(mask, axis=1), jnp.argmax(weights[..., 0], axis=1)

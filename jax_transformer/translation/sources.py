@@ -68,6 +68,14 @@ class Source(NamedTuple):
         return f"sentence {self.sentence} of {line}" if self.sentence else line
 
 
+def checked_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts; refuse what is no string."""
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"text {number} is {shorten(text)}, and must be a string")
+        yield text
+
+
 def windows(lines: Iterable[str | None], largest: int, skip: int = 0) -> Iterator[list[str]]:
     """Yield the lines of a stream in windows, small ones first, as `LineOptions.window` says.
 

@@ -17,7 +17,7 @@ from jax_transformer.translation.alignment_plot import Alignment, alignments
 from jax_transformer.translation.executor import TranslationExecutor
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.result import TranslationResult
-from jax_transformer.translation.sources import check_split, windows
+from jax_transformer.translation.sources import check_split, checked_texts, windows
 from jax_transformer.translation.translate import (
     TextSearch,
     place,
@@ -228,7 +228,7 @@ def _results(
     search: TextSearch, texts: Iterable[str], prefix: str, with_alignments: bool
 ) -> Iterator[TranslationResult]:
     done = 0
-    for window in windows(_checked(texts), search.lines.window):
+    for window in windows(checked_texts(texts), search.lines.window):
         (found,) = translate_windows(search, [window], skip=done, prefix=prefix)
         aligned: Sequence[Alignment | None] = [None] * len(found)
         if with_alignments:
@@ -236,10 +236,3 @@ def _results(
             aligned = alignments(search.models[0], lines, found, skip=done)
         yield from map(TranslationResult, found, aligned)
         done += len(window)
-
-
-def _checked(texts: Iterable[str]) -> Iterator[str]:
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise InputError(f"text {number} is {shorten(text)}, and must be a string")
-        yield text

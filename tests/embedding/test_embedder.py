@@ -12,8 +12,9 @@ import jax_transformer
 from jax_transformer import Embedder, InputError, encode
 from jax_transformer.commands import main as cli
 from jax_transformer.embedding import embedder as module
+from tests.convert.families.case import foreign_model
 from tests.programs import run_python
-from tests.tokenizers.class_folders import write_bart, write_t5
+from tests.tokenizers.class_folders import NLLB, write_bart, write_nllb, write_t5
 from tests.tokenizers.sentencepiece_models import odd_strings, text
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -215,6 +216,24 @@ def test_a_text_that_is_too_long_is_named_or_cut(encoder):
     ids = cut.model.tokenizer.encode_source([long], 700)
     states = encode(cut.model.params, cut.model.config, np.array(ids, np.int32))
     np.testing.assert_allclose(cut([long])[0], states[0].mean(0), atol=1e-5)
+
+
+def test_what_is_no_list_of_texts_is_refused(encoder):
+    embedder = Embedder(encoder)
+    assert embedder([]).shape == (0, 0)
+    for texts, message in (("a text", "must be a list of texts"), (iter(["a", 3]), "text 2 is 3, and")):
+        with pytest.raises(InputError, match=message):
+            embedder(texts)
+
+
+def test_the_language_of_the_texts_is_named_where_a_model_has_several(tmp_path):
+    (tmp_path / "nllb").mkdir()
+    size = len(write_nllb(tmp_path / "nllb"))
+    foreign_model("m2m_100", None, vocab_size=size).save_pretrained(tmp_path / "nllb")
+    with pytest.raises(InputError, match="source_lang='x' is none of the model's 4 language codes"):
+        Embedder(tmp_path / "nllb", source_lang="x")
+    vectors = [Embedder(tmp_path / "nllb", source_lang=code)(["ab"]) for code in NLLB[:2]]
+    assert abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
 def damaged(folder, encoder, path, **values):
