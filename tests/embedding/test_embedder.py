@@ -221,7 +221,10 @@ def test_a_text_that_is_too_long_is_named_or_cut(encoder):
 def test_what_is_no_list_of_texts_is_refused(encoder):
     embedder = Embedder(encoder)
     assert embedder([]).shape == (0, 0)
-    for texts, message in (("a text", "must be a list of texts"), (iter(["a", 3]), "text 2 is 3, and")):
+    for texts, message in (
+        ("a text", "must be a list of texts"),
+        (iter(["a", 3]), "text 2 is 3, and"),
+    ):
         with pytest.raises(InputError, match=message):
             embedder(texts)
 
