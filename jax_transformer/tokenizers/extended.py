@@ -20,7 +20,7 @@ from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
     TOKENIZER_CONFIG,
 )
-from jax_transformer.tokenizers.readers.classes import written_tokens
+from jax_transformer.tokenizers.readers.classes import written_library, written_tokens
 from jax_transformer.tokenizers.readers.library import TOKENIZER_JSON, UNIGRAM
 from jax_transformer.tokenizers.readers.model_files import (
     PIECES,
@@ -147,13 +147,15 @@ def extended_files(
         library["added_tokens"] += [{"id": ids[token], **said} for token, said in added.items()]
         files[TOKENIZER_FILE] = json_bytes(library)
     if added:
-        values = dict(values)
-        if rule in ("m2m_100", "mbart"):  # else transformers would count its own codes from these
-            written = written_tokens(tokenizer)
-            values = {key: values[key] for key in values if key not in EXTRA} | written
-            values[EXTRA[0]] = [*written.get(EXTRA[0], []), *codes]
-        decoder = {str(ids[token]): said for token, said in added.items()}
-        values["added_tokens_decoder"] = values.get("added_tokens_decoder", {}) | decoder
+        # With those that are there: they would be counted from the new ones.
+        is_library = isinstance(segmenter, LibrarySegmenter)
+        written = (written_library if is_library else written_tokens)(tokenizer)
+        decoder = written.get("added_tokens_decoder", {}) | values.get("added_tokens_decoder", {})
+        decoder |= {str(ids[token]): said for token, said in added.items()}
+        if rule in ("m2m_100", "mbart"):
+            extra = [*written.get(EXTRA[0], []), *codes]
+            values = {key: values[key] for key in values if key not in EXTRA} | {EXTRA[0]: extra}
+        values = {**values, "added_tokens_decoder": decoder}
         files[TOKENIZER_CONFIG] = json_bytes(values)
     return files, ids
 

@@ -39,9 +39,10 @@ FOLDERS = {
     "mbart": (writers.write_mbart, "mbart", ("tz_MA", "ar_AR", "zg_MA"), "{}"),
     "t5": (writers.write_t5, "t5", None, ""),
     "mt5": (lambda folder: writers.write_t5(folder, saved=False), "mt5", None, ""),
+    "bart": (lambda folder: writers.write_bart(folder, saved=False), "bart", None, ""),
     "marian": (writers.write_marian, "marian", ("tzm", "fra", "zgh"), ">>{}<<"),
 }
-TAKES_PIECES = FOLDERS.keys() - {"m2m100", "mbart"}
+TAKES_PIECES = FOLDERS.keys() - {"m2m100", "mbart", "bart"}
 
 
 def write_folder(name, folder):

@@ -113,7 +113,7 @@ def _read(
     return Tokenizer.build(files.kind, contents, settings, str(folder), (segmenter, segmenter))
 
 
-def _written(tokenizer: Tokenizer) -> dict[str, Any]:
+def written_library(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json says of how text is split, and of the added tokens."""
     named = tokenizer.settings.get("special_tokens", {})
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder()
@@ -133,7 +133,7 @@ class TokenizerClass(NamedTuple):
     formats: tuple[Format, ...]  # the first whose first file is there
     reader: "Reader" = _read
     # What tokenizer_config.json must say for a tokenizer that comes from no folder; None: nothing.
-    settings: Callable[[Tokenizer], dict[str, Any]] | None = _written
+    settings: Callable[[Tokenizer], dict[str, Any]] | None = written_library
     takes_others: bool = True  # tokenizers of its kinds that were read by no class
     # How a class of the library tokenizers reads lines:
     split: str | None = None  # how text is split, a name in `SPLITTING`; None as the file says
@@ -183,7 +183,7 @@ def _read_alone(
 def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder().values()
     extra_ids = sum(token.content.startswith("<extra_id_") for token in added)
-    return {**_written(tokenizer), "extra_ids": extra_ids}
+    return {**written_library(tokenizer), "extra_ids": extra_ids}
 
 
 def _read_nllb(
@@ -328,7 +328,7 @@ CLASSES = {
         formats=(_JSON, _T5_MODEL),
         # Where mask_token is named, the class reads a sentencepiece model with one id less.
         settings=lambda tokenizer: {
-            key: value for key, value in _written(tokenizer).items() if key != "mask_token"
+            key: value for key, value in written_library(tokenizer).items() if key != "mask_token"
         },
         split="pegasus",
         usual={**_T5_USUAL, "mask": "<mask_2>"},
@@ -367,7 +367,9 @@ CLASSES = {
         formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["mbart"]), _JSON),
         reader=_read_mbart,
         settings=lambda tokenizer: (
-            _written(tokenizer) if tokenizer.kind == TOKENIZER_JSON else written_tokens(tokenizer)
+            written_library(tokenizer)
+            if tokenizer.kind == TOKENIZER_JSON
+            else written_tokens(tokenizer)
         ),
         languages=LanguageRule("after", "en_XX", starts=True),
     ),
@@ -383,7 +385,7 @@ CLASSES = {
         formats=(_JSON,),
         reader=_read_nllb,
         settings=lambda tokenizer: {
-            **_written(tokenizer),
+            **written_library(tokenizer),
             "legacy_behaviour": tokenizer.languages.placement == "after",
         },
         split="mbart_50",
