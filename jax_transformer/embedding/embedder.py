@@ -12,7 +12,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.embedding.pooling import SentenceModules, apply_layers, pool, read_modules
+from jax_transformer.embedding.pooling import (
+    Dense,
+    SentenceModules,
+    apply_layers,
+    pool,
+    read_modules,
+)
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import Execution
@@ -73,6 +79,12 @@ class Embedder:
         self.limit = max_length or self.modules.max_length
         if self.limit is not None and read.config.positions != "learned":
             read = read.with_max_length(self.limit, str(model))
+        width = read.config.d_model * len(self.modules.modes)
+        for layer in (layer for layer in self.modules.layers if isinstance(layer, Dense)):
+            inputs, outputs = layer.params["kernel"].shape
+            if inputs != width:
+                raise InputError(f"{model}: a layer reads {inputs} numbers, but there are {width}")
+            width = outputs
         if dtype is not None:
             read = read._replace(params=in_dtype(read.params, dtype))
         self.name, self.mesh = str(model), mesh or make_mesh()

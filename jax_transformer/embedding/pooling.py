@@ -5,10 +5,11 @@ The modules are those of sentence-transformers 6.2 (Reimers and Gurevych 2019, "
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -109,6 +110,36 @@ def apply_layers(
     return x
 
 
+class _Module(msgspec.Struct):
+    type: str
+    path: str = ""
+
+
+class _Pooling(msgspec.Struct):
+    pooling_mode: str | tuple[str, ...] | None = None
+    include_prompt: bool = True
+
+
+class _Dense(msgspec.Struct):
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation_function: str = "Tanh"
+    module_input_name: str | None = None
+    module_output_name: str | None = None
+    use_residual: bool = False
+
+
+class _Said(msgspec.Struct):
+    """What three files of a folder say: of prompts, and of the length and case of texts."""
+
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+    max_seq_length: int | None = None
+    model_max_length: float | None = None
+    do_lower_case: bool = False
+
+
 def read_modules(folder: Path) -> tuple[Path, SentenceModules]:
     """Return the folder of the model, and what a folder of sentence-transformers says beside it.
 
@@ -118,64 +149,77 @@ def read_modules(folder: Path) -> tuple[Path, SentenceModules]:
         InputError: The modules are not a Transformer, one Pooling, then layers; or one has a
             setting that is not supported (names it).
     """
-    if not (folder / MODULES).exists():
+    path = folder / MODULES
+    if not path.exists():
         return folder, SentenceModules()
-    path, fault = folder / MODULES, "cannot be read"
-    listed = parse_json(b'{"modules": %s}' % read_bytes(path, fault, 2**20), path)["modules"]
-    kinds = [str(module["type"]).rpartition(".")[2] for module in listed]
+    content = b'{"modules": %s}' % read_bytes(path, "cannot be read", 2**20)
+    listed = _checked(parse_json(content, path)["modules"], list[_Module], path)
+    kinds = [module.type.rpartition(".")[2] for module in listed]
     if kinds[:2] != ["Transformer", "Pooling"] or not {*kinds[2:]} <= {"Dense", "Normalize"}:
         raise InputError(
-            f"{path}: has the modules {', '.join(kinds)}; only Transformer and Pooling are "
+            f"{path}: has the modules {shorten(kinds)}; only Transformer and Pooling are "
             "supported, and Dense and Normalize behind them"
         )
-    model, pooling, *behind = (folder / module["path"] for module in listed)
+    places = [Path(module.path) for module in listed]
+    if outside := [place for place in places if place.is_absolute() or ".." in place.parts]:
+        raise InputError(f"{path}: the path {shorten(str(outside[0]))} is outside of the folder")
+    model, pooling, *behind = (folder / place for place in places)
     values = read_json(pooling / "config.json")
-    old = [mode for mode, key in MODES.items() if values.get(key)]
-    modes = values.get("pooling_mode", old or "mean")
-    modes = (modes,) if isinstance(modes, str) else (*modes,)
+    pooled = _checked(values, _Pooling, pooling)
+    modes = pooled.pooling_mode or tuple(m for m, key in MODES.items() if values.get(key)) or "mean"
+    modes = (modes,) if isinstance(modes, str) else modes
     if strange := [mode for mode in modes if mode not in MODES]:
-        raise InputError(f"{pooling}: pooling_mode={strange[0]!r} is none of {', '.join(MODES)}")
-    layers = [
-        _dense(path) if kind == "Dense" else NORMALIZE
-        for kind, path in zip(kinds[2:], behind, strict=True)
-    ]
-    said = [
-        read_json(path) if path.exists() else {}
-        for path in (
-            folder / "config_sentence_transformers.json",
-            model / "sentence_bert_config.json",
-            model / "tokenizer_config.json",
+        raise InputError(
+            f"{pooling}: pooling_mode={shorten(strange[0])} is none of {', '.join(MODES)}"
         )
-    ]
-    longest = said[1].get("max_seq_length") or said[2].get("model_max_length")
+    files = (
+        model / "tokenizer_config.json",
+        model / "sentence_bert_config.json",
+        folder / "config_sentence_transformers.json",
+    )
+    told: dict[str, Any] = {}
+    for file in files:
+        told |= read_json(file) if file.exists() else {}
+    said = _checked(told, _Said, folder)
+    longest = said.max_seq_length or said.model_max_length
     return model, SentenceModules(
         modes=modes,
-        layers=(*layers,),
-        with_prompt=values.get("include_prompt", True),
-        prompts=said[0].get("prompts") or {},
-        default_prompt=said[0].get("default_prompt_name"),
-        max_length=longest if isinstance(longest, int) and longest < 2**24 else None,
-        lower_case=bool(said[1].get("do_lower_case")),
+        layers=tuple(
+            _dense(place) if kind == "Dense" else NORMALIZE
+            for kind, place in zip(kinds[2:], behind, strict=True)
+        ),
+        with_prompt=pooled.include_prompt,
+        prompts=said.prompts or {},
+        default_prompt=said.default_prompt_name,
+        max_length=int(longest) if longest and longest < 2**24 else None,
+        lower_case=said.do_lower_case,
     )
 
 
+def _checked(values: Any, kind: Any, path: Path) -> Any:
+    """Return values as a type; refuse others, by the name of the file or folder."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: is damaged ({error}); copy the folder again") from error
+
+
 def _dense(folder: Path) -> Dense:
-    values = read_json(folder / "config.json")
-    activation = str(values.get("activation_function", "Tanh")).rpartition(".")[2]
-    names = [values.get(f"module_{end}_name") for end in ("input", "output")]
-    if activation not in ACTIVATIONS or {*names} - {None, "sentence_embedding"}:
+    said = _checked(read_json(folder / "config.json"), _Dense, folder)
+    activation = said.activation_function.rpartition(".")[2]
+    read_and_written = {said.module_input_name, said.module_output_name}
+    if activation not in ACTIVATIONS or not read_and_written <= {None, "sentence_embedding"}:
         raise InputError(
-            f"{folder}: activation_function={shorten(activation)} of {names[0]} is not supported; "
-            f"activations of sentence_embedding are {', '.join(ACTIVATIONS)}"
+            f"{folder}: activation_function={shorten(activation)} of {said.module_input_name} is "
+            f"not supported; of sentence_embedding it may be {', '.join(ACTIVATIONS)}"
         )
     name = next((n for n in WEIGHT_FILES if (folder / n).exists()), WEIGHT_FILES[0])
     tensors = weights.read(folder / name)
-    inputs, outputs = values.get("in_features"), values.get("out_features")
-    shapes = {"linear.weight": (outputs, inputs)}
-    shapes |= {"linear.bias": (outputs,)} if values.get("bias", True) else {}
-    if {n: x.shape for n, x in tensors.items()} != shapes:
+    shapes = {"linear.weight": (said.out_features, said.in_features)}
+    shapes |= {"linear.bias": (said.out_features,)} if said.bias else {}
+    if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
         raise InputError(f"{folder / name}: the tensors are not {shapes}; copy the folder again")
     params = {"kernel": np.asarray(tensors["linear.weight"], np.float32).T}
-    if "linear.bias" in tensors:
+    if said.bias:
         params["bias"] = np.asarray(tensors["linear.bias"], np.float32)
-    return Dense(params, activation, bool(values.get("use_residual")))
+    return Dense(params, activation, said.use_residual)

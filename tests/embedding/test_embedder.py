@@ -239,22 +239,22 @@ def test_the_language_of_the_texts_is_named_where_a_model_has_several(tmp_path):
     assert abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
-def damaged(folder, encoder, path, **values):
+def damaged(folder, encoder, name, **values):
     shutil.copytree(encoder, folder)
-    name = folder / path
-    content = json.loads(name.read_text())
+    path = folder / name
+    content = json.loads(path.read_text())
     if isinstance(content, list):
         content[1] |= values
     else:
         content |= values
-    name.write_text(json.dumps(content))
+    path.write_text(json.dumps(content))
     return folder
 
 
 REFUSALS = {
     "another module": (
         ("modules.json", {"type": "sentence_transformers.models.LSTM"}),
-        r"has the modules Transformer, LSTM, Dense; only Transformer and Pooling are supported",
+        r"has the modules .*'LSTM', 'Dense'.*; only Transformer and Pooling are supported",
     ),
     "another mode": (
         ("1_Pooling/config.json", {"pooling_mode": "median"}),
@@ -263,6 +263,27 @@ REFUSALS = {
     "another activation": (
         ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.Softmax"}),
         r"2_Dense: activation_function='Softmax' of sentence_embedding is not supported",
+    ),
+    "two modes for a layer of one": (
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}),
+        r"bad: a layer reads 32 numbers, but there are 64",
+    ),
+    "a path outside": (
+        ("modules.json", {"path": "../1_Pooling"}),
+        r"the path '../1_Pooling' is outside of the folder",
+    ),
+    "a module without a type": (("modules.json", {"type": None}), r"modules.json: is damaged"),
+    "a mode that is a number": (
+        ("1_Pooling/config.json", {"pooling_mode": 3}),
+        r"1_Pooling: is damaged .*; copy the folder again",
+    ),
+    "prompts that are a list": (
+        ("config_sentence_transformers.json", {"prompts": ["query"]}),
+        r"bad: is damaged \(Expected `object \| null`, got `array` - at `\$.prompts`\)",
+    ),
+    "a width that is a text": (
+        ("2_Dense/config.json", {"in_features": "8"}),
+        r"2_Dense: is damaged",
     ),
     "another width": (("2_Dense/config.json", {"in_features": 3}), r"the tensors are not "),
 }
