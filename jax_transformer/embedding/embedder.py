@@ -115,7 +115,12 @@ class Embedder:
     def stream(
         self, texts: Iterable[str], prompt: str | None = None
     ) -> Iterator[Float32[np.ndarray, " d"]]:
-        """Yield the vector of each text, in their order; reads a window of texts at a time."""
+        """Yield the vector of each text, in their order; reads a window of texts at a time.
+
+        Args:
+            texts: The texts.
+            prompt: As of a call.
+        """
         if isinstance(texts, str):
             raise InputError(f"texts={shorten(texts)} must be a list of texts")
         texts, done = checked_texts(texts), 0

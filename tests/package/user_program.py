@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax_transformer import (
     Batch,
     Cache,
+    Embedder,
     Execution,
     GenerationConfig,
     Hypotheses,
@@ -90,6 +91,9 @@ save("runs/1", model._replace(params=params), overwrite=True)
 save("runs/2", (config, params, model.tokenizer))
 save("runs/3", 3)  # type: ignore[arg-type]
 assert_type(model.config, TransformerConfig)
+vectors = Embedder("runs/0", max_length=64)(["a text"], prompt="query: ")
+assert_type(vectors.shape, tuple[Any, ...])
+Embedder("runs/0", pooling="mean")  # type: ignore[call-arg]
 translator = Translator("runs/0")
 assert_type(translator("a line"), TranslationResult)
 assert_type(translator(["a line"]), Iterator[TranslationResult])
