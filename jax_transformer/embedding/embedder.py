@@ -70,7 +70,7 @@ class Embedder:
         source_lang: str | None = None,
         dtype: str | None = None,
         max_length: int | None = None,
-        max_tokens: int = 8192,
+        max_tokens: int = 2048,
         mesh: Mesh | None = None,
     ) -> None:
         folder, self.modules = read_modules(local_folder(model))
@@ -171,7 +171,7 @@ class Embedder:
         few = min(full, shards * FEW)
         results = []
         while members:
-            count = full if len(members) > few else few
+            count = full if len(members) >= full else few  # so at most `few` rows are in vain
             batch, members = members[:count], members[count:]
             ids = [rows[index] for index in np.resize(batch, count)]
             lengths = np.array([len(row) for row in ids], np.int32)
