@@ -168,14 +168,8 @@ def _with_rows(
             table = np.moveaxis(np.asarray(leaves[path]), axis, 0)
             size = getattr(config, axes[axis])
             mean = table[:known].mean(axis=0, dtype=np.float64)
-            grown = np.concatenate(
-                [
-                    table,
-                    np.broadcast_to(
-                        mean.astype(table.dtype), (size - len(table), *table.shape[1:])
-                    ),
-                ]
-            )
+            more = np.full((size - len(table), *table.shape[1:]), mean, table.dtype)
+            grown = np.concatenate([table, more])
             for token_id, ids in rows.items():
                 grown[token_id] = mean if ids is None else table[ids].mean(axis=0, dtype=np.float64)
             leaves[path] = np.moveaxis(grown, 0, axis)

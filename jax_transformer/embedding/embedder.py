@@ -73,6 +73,8 @@ class Embedder:
         max_tokens: int = 2048,
         mesh: Mesh | None = None,
     ) -> None:
+        if dtype not in (None, *model_folder.DTYPES):
+            raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
         folder, self.modules = read_modules(local_folder(model))
         read = model_folder.read(folder, part="encoder", source_lang=source_lang)
         read = read.for_text(str(model))

@@ -34,7 +34,10 @@ from jax_transformer.tokenizers.trained import sentencepiece_pieces
 
 LEAST = float("-inf")  # stands for the lowest score of the vocabulary
 # By the rule of a tokenizer: how a language code is written as a token, and what a code is.
-CODES = {"marian": (">>{}<<", re.compile(r"[\w-]+")), "m2m_100": ("__{}__", re.compile(r"[a-z]+"))}
+CODES = {
+    "marian": (">>{}<<", re.compile(r"[\w-]+")),
+    "m2m_100": ("__{}__", re.compile(r"[a-z]{2,3}")),
+}
 
 
 def known_codes(tokenizer: Tokenizer) -> dict[str, int]:

@@ -20,6 +20,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage import weights
 from jax_transformer.tokenizers import extended
 from tests.convert.families.case import foreign_model, forward, ragged_tokens, transformers
+from tests.tiers import tiered
 from tests.tokenizers import class_folders as writers
 from tests.tokenizers import sentencepiece_models
 from tests.tokenizers.sentencepiece_models import text
@@ -59,7 +60,7 @@ def write_folder(name, folder):
     return len(tokenizer)
 
 
-@pytest.fixture(scope="module", params=FOLDERS)
+@pytest.fixture(scope="module", params=tiered([*FOLDERS], ["nllb", "mt5"]))
 def both(request, tmp_path_factory):
     """The name of a folder, the folder, and what it becomes."""
     name, path = request.param, tmp_path_factory.mktemp(request.param)
@@ -313,6 +314,7 @@ def test_files_of_the_command_must_have_text(tmp_path, folders):
         cli.command_call("extend", *arguments, "--sentencepiece", "50")()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "rows"),
     [("nllb", "token_embedding/*"), ("t5", "token_embedding/*"), ("mt5", "*embedding/*")],

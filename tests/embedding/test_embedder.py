@@ -14,6 +14,7 @@ from jax_transformer.commands import main as cli
 from jax_transformer.embedding import embedder as module
 from tests.convert.families.case import foreign_model
 from tests.programs import run_python
+from tests.tiers import tiered
 from tests.tokenizers.class_folders import NLLB, write_bart, write_nllb, write_t5
 from tests.tokenizers.sentencepiece_models import odd_strings, text
 
@@ -100,7 +101,7 @@ FOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", tiered([*FOLDERS], ["sentence-t5", "two modes"]))
 def test_vectors_are_those_of_sentence_transformers(name, encoder, tmp_path):
     theirs = sentence_model(encoder, tmp_path / "folder", *FOLDERS[name])
     ours = Embedder(tmp_path / "folder")
@@ -219,6 +220,8 @@ def test_a_text_that_is_too_long_is_named_or_cut(encoder):
 
 
 def test_what_is_no_list_of_texts_is_refused(encoder):
+    with pytest.raises(InputError, match="dtype='int8' must be 'float32' or 'bfloat16'"):
+        Embedder(encoder, dtype="int8")
     embedder = Embedder(encoder)
     assert embedder([]).shape == (0, 0)
     for texts, message in (

@@ -53,7 +53,7 @@ M2M100_CODES = {
     "wmt21": ("en", "ha", "is", "ja", "cs", "ru", "zh", "de"),
 }
 CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # for example de_DE, deu_Latn
-M2M100_CODE = re.compile(r"__(\w+)__")
+M2M100_CODE = re.compile(r"__([a-z]{2,3})__")
 
 
 class LanguageRule(NamedTuple):
