@@ -131,9 +131,11 @@ def test_the_page_about_encoders_runs(tmp_path):
 
     model = foreign_model("umt5", **write_tokenizer("umt5", tmp_path / "model"))
     model.save_pretrained(tmp_path / "model")
-    encoder_of(model).save_pretrained(tmp_path / "text_encoder")
+    for name in ("text_encoder", "prot_t5_xl_half_uniref50-enc"):
+        write_tokenizer("umt5", tmp_path / name)
+        encoder_of(model).save_pretrained(tmp_path / name)
     ids = "```python\nimport numpy\nids = numpy.array([[3, 4, 1], [5, 1, 0]], 'int32')\n```\n"
-    assert run_python_of([ids, ENCODERS], tmp_path) == 5
+    assert run_python_of([ids, ENCODERS], tmp_path) == 7
 
 
 def test_the_pages_say_one_thing_about_the_demonstration():
