@@ -9,6 +9,7 @@ The model is a function of its parameters, a nested dict of arrays:
     TransformerConfig        the shape of a model; TransformerConfig.presets() names some
     init_params              fresh parameters
     apply, encode, decode    logits; the memory of sources; logits from a memory
+    classify                 scores of labels, by a model with a classification head
     Execution                how it is computed: dtype, attention, memory; an argument of each call
     SearchExecution          the same, with what only a search needs
     Transformer              the Flax module behind these functions
@@ -24,6 +25,7 @@ Training:
 
     pad, Batch               ragged ids as an array; the arrays that a step reads
     cross_entropy            the loss, with label smoothing
+    classification_loss      the loss of a classification head
     make_train_step          a step for any optimizer of optax
     make_mesh, parameter_shardings    devices, and where the parameters lie on them
 
@@ -32,6 +34,7 @@ Models on disk, and errors:
     train                    a run on pairs of texts, as the command makes it; returns a Translator
     Translator               text to text: a trained model as a function of strings
     Embedder                 texts to vectors: an encoder, and what sentence-transformers adds
+    Classifier               texts to labels: sequences, pairs, tokens, zero-shot
     load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
     adapters                 (import jax_transformer.adapters) LoRA, and folders of PEFT
@@ -45,6 +48,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr__`
+    from jax_transformer.classification.classifier import Classifier as Classifier
     from jax_transformer.commands.train_pairs import train as train
     from jax_transformer.config import TransformerConfig as TransformerConfig
     from jax_transformer.decoding import Cache as Cache
@@ -62,6 +66,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.kernels.execution import SearchExecution as SearchExecution
     from jax_transformer.model.transformer import Transformer as Transformer
     from jax_transformer.model.transformer import apply as apply
+    from jax_transformer.model.transformer import classify as classify
     from jax_transformer.model.transformer import decode as decode
     from jax_transformer.model.transformer import encode as encode
     from jax_transformer.model.transformer import init_params as init_params
@@ -69,6 +74,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.runtime.sharding import make_mesh as make_mesh
     from jax_transformer.text.batches import Batch as Batch
     from jax_transformer.text.batches import pad as pad
+    from jax_transformer.training.classification import classification_loss as classification_loss
     from jax_transformer.training.objective import cross_entropy as cross_entropy
     from jax_transformer.training.step import make_train_step as make_train_step
     from jax_transformer.translation.model_folder import load as load
@@ -77,6 +83,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
 
 __version__ = "0.5.0"
 _NAMES_IN = {
+    "classification.classifier": "Classifier",
     "commands.train_pairs": "train",
     "config": "TransformerConfig",
     "decoding": "Cache GenerationConfig Hypotheses cross_attention_weights decode_step generate "
@@ -85,9 +92,10 @@ _NAMES_IN = {
     "errors": "InputError",
     "kernels.execution": "Execution SearchExecution",
     "model.tree": "parameter_shardings",
-    "model.transformer": "Transformer apply decode encode init_params",
+    "model.transformer": "Transformer apply classify decode encode init_params",
     "runtime.sharding": "make_mesh",
     "text.batches": "Batch pad",
+    "training.classification": "classification_loss",
     "training.objective": "cross_entropy",
     "training.step": "make_train_step",
     "translation.model_folder": "load save",
@@ -114,5 +122,5 @@ def __dir__() -> list[str]:
     return sorted(
         names
         if find_spec("tokenizers")
-        else names - {"load", "save", "Translator", "Embedder", "train"}
+        else names - {"load", "save", "Translator", "Embedder", "Classifier", "train"}
     )

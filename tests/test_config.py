@@ -311,6 +311,7 @@ def test_explicit_has_the_value_that_each_none_stands_for():
     assert nothing == {  # None is no other value of these
         "attention_softcap",
         "logit_softcap",
+        "problem_type",
         "sliding_window",
         "sliding_window_pattern",
         "sliding_window_theta",

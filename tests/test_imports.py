@@ -26,6 +26,7 @@ ROOMS = (
     ("training",),
     ("translation",),
     ("embedding", "evaluation"),
+    ("classification",),
     ("export", "runs"),
     ("parity",),
     ("porting",),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from jax_transformer.config.transformer_config import NormKind
@@ -166,6 +166,14 @@ def clear_unattended(
     limit = math.sqrt(torch.finfo(x.dtype).max)
     ignored = ~mask.any(dim=2).any(dim=1)[..., None]  # [B, L, 1]
     return x.masked_fill(ignored & ~(x.abs() < limit), 0)
+
+
+def at_last(
+    x: Shaped[Tensor, "B L *rest"], found: Bool[Tensor, "B L"]
+) -> Shaped[Tensor, "B *rest"]:
+    """Return what stands at each row's last position that is found, or at its last one."""
+    last = x.shape[1] - 1 - found.flip(1).int().argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), last]
 
 
 def dot_product_attention(

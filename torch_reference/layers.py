@@ -473,3 +473,22 @@ class OutputProjection(nn.Module):
         """Return the logits; `table` is the embedding that a tied projection reuses."""
         weight = table if self.weight is None else self.weight
         return add_adapter(self, x, nn.functional.linear(x, weight, self.bias))
+
+
+class ClassificationHead(nn.Module):
+    """The products that turn hidden states into scores of labels."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.head == "sequence":
+            self.dense = Linear(config.d_model, config.d_model, bias=True)
+        self.dropout = nn.Dropout(config.head_dropout)
+        self.output = Linear(config.d_model, config.num_labels, bias=True)
+
+    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch labels"]:
+        """Return the scores."""
+        x = self.dropout(x)
+        if self.config.head == "sequence":
+            x = self.dropout(torch.tanh(self.dense(x)))
+        return self.output(x)

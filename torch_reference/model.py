@@ -6,6 +6,7 @@ encoder, V target vocabulary.
 
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from jax_transformer.config import Stack, TransformerConfig
 from torch_reference import functional, masks
 from torch_reference.layers import (
     AttentionContext,
+    ClassificationHead,
     DecoderLayer,
     Embedding,
     EncoderLayer,
@@ -189,6 +191,8 @@ class Transformer(nn.Module):
         self.encoder = Encoder(of_encoder)
         if config.num_decoder_layers:
             self._add_target_side()
+        if config.head != "none":
+            self.head = ClassificationHead(config)
 
     def _add_target_side(self) -> None:
         """Declare what an encoder alone has not."""
@@ -239,6 +243,22 @@ class Transformer(nn.Module):
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
         return self.decode(tgt, self.encode(src, src_mask), tgt_mask, src_mask)
+
+    def classify(
+        self, src: Source, src_mask: SourceMask | None = None
+    ) -> Float[Tensor, "B labels"] | Float[Tensor, "B S labels"]:
+        """Return the scores of the labels; arguments and result as `jax_transformer.classify`."""
+        config = self.config
+        if config.head == "token":
+            return self.head(self.encode(src, src_mask))
+        start = torch.full_like(src[:, 0], config.bos_id)
+        if config.head_start == "last_token":
+            start = functional.at_last(src, src != config.pad_id)
+        tgt = torch.cat([start[:, None], src[:, :-1]], dim=1)
+        x = self(src, tgt, src_mask, masks.causal_mask(tgt.shape[1]).to(tgt.device))
+        is_end = src == config.eos_id
+        x = functional.at_last(x, is_end)
+        return self.head(x.masked_fill(~is_end.any(dim=1, keepdim=True), torch.nan))
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Tensor, "B S D"]:
         """Return the tokens' vectors [B, S, D], without positions."""

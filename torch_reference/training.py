@@ -7,7 +7,7 @@ imported. Letters in shapes: B batch, L length, V target vocabulary.
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from jax_transformer.config import TransformerConfig
@@ -48,6 +48,28 @@ def distillation_loss(
     losses = -(shares * student.where(shares > 0, 0.0)).sum(-1)
     counted = targets != pad_id
     return temperature**2 * losses[counted].sum(), counted.sum()
+
+
+def classification_loss(
+    scores: Float[Tensor, "*batch labels"],
+    targets: Shaped[Tensor, "*shape"],
+    config: TransformerConfig,
+) -> tuple[Float[Tensor, ""], int]:
+    """Return the summed loss of scores and the number of its terms.
+
+    Arguments and result as `jax_transformer.classification_loss`.
+    """
+    if config.scores_are == "single_label_classification":
+        counted = targets >= 0
+        total = nn.functional.cross_entropy(
+            scores[counted], targets[counted].long(), reduction="sum"
+        )
+        return total, int(counted.sum())
+    targets = targets.reshape(scores.shape).to(scores)
+    if config.scores_are == "regression":
+        return nn.functional.mse_loss(scores, targets, reduction="sum"), scores.numel()
+    losses = nn.functional.binary_cross_entropy_with_logits
+    return losses(scores, targets, reduction="sum"), scores.numel()
 
 
 def learning_rate(config: TransformerConfig, training_config: Any, steps_made: int) -> float:

@@ -44,18 +44,29 @@ SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")  # fields
 
 # What the encoder may have for itself: each is a field, and one more behind "encoder_".
 ENCODER_SIZES = ("d_model", "num_heads", "num_kv_heads", "d_ff")
-# What an encoder alone has in the place of the fields of a decoder.
-ENCODER_ALONE: dict[str, Any] = {
-    "num_decoder_layers": 0,
+# The fields of a model that has no logits of tokens.
+WITHOUT_OUTPUT: dict[str, Any] = {
     "output_projection": "none",
     "output_bias": False,
     "output_scale": "none",
+    "logit_softcap": None,
+}
+WITHOUT_HEAD: dict[str, Any] = {
+    "head": "none",
+    "head_start": "bos",
+    "head_dropout": 0.0,
+    "labels": (),
+    "problem_type": None,
+}
+# What an encoder alone has in the place of the fields of a decoder.
+ENCODER_ALONE: dict[str, Any] = {
+    "num_decoder_layers": 0,
+    **WITHOUT_OUTPUT,
     "decoder_norm_placement": None,
     "decoder_final_norm": None,
     "memory_norm": False,
     "decoder_attention": "self_then_cross",
     "start_embedding": "token",
-    "logit_softcap": None,
 }
 # A field with this value: what other fields must then be.
 REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
@@ -69,6 +80,9 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("token_embeddings", "none", {"start_embedding": "token"}),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("num_decoder_layers", 0, ENCODER_ALONE),
+    ("head", "none", WITHOUT_HEAD),
+    ("head", "sequence", WITHOUT_OUTPUT),
+    ("head", "token", {"num_decoder_layers": 0, "head_start": "bos"}),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
     ("decoder_attention", "self_over_memory", {"sliding_window": None}),
     ("decoder_attention", "merged", {"memory_norm": False}),
@@ -156,6 +170,17 @@ class TransformerConfig:
         output_scale: Factor on the hidden states before the output projection: "none" or
             "inverse_sqrt_d_model".
         logit_softcap: Bound of the logits, as `attention_softcap`.
+        head: What `classify` computes in the place of logits of tokens: "none", or scores of
+            `labels`. "sequence" reads the decoder's output at the last EOS of the source, where
+            the source, moved by one, is the target, and has a dense layer, tanh and a product
+            (Lewis et al. 2020, section 3.1); "token" has one product at each position of an
+            encoder alone, as T5ForTokenClassification.
+        head_start: First token of that target: "bos", or as in mBART the source's "last_token".
+        head_dropout: Dropout before each product of the head.
+        labels: Names of what the head scores, in their order.
+        problem_type: What the scores are, as in transformers: logits of one of the labels, logits
+            of each label by itself, or the numbers of a "regression". None is a regression of one
+            label, and one of several labels.
         attention_scale: Divisor of the attention scores: "head_dim" is sqrt(head_dim) (section
             3.2.1), "d_model" is sqrt(d_model), "none" is 1, a number is its square root.
         attention_softcap: Bound c of the attention scores, which become c tanh(score / c) before
@@ -260,6 +285,13 @@ class TransformerConfig:
     output_bias: bool = True
     output_scale: Literal["none", "inverse_sqrt_d_model"] = "none"
     logit_softcap: Positive | None = None
+    head: Literal["none", "sequence", "token"] = "none"
+    head_start: Literal["bos", "last_token"] = "bos"
+    head_dropout: Rate = 0.0
+    labels: tuple[str, ...] = ()
+    problem_type: (
+        Literal["single_label_classification", "multi_label_classification", "regression"] | None
+    ) = None
     attention_scale: Literal["head_dim", "d_model", "none"] | Positive = "head_dim"
     attention_softcap: Positive | None = None
     query_key_norm: bool = False
@@ -348,7 +380,7 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name, ready for JSON."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"labels": [*self.labels]}
 
     def explicit(self) -> dict[str, Any]:
         """Return every field by name, where a field is None with the value that None stands for."""
@@ -378,7 +410,20 @@ class TransformerConfig:
             raise InputError(f"part={shorten(name)} must be 'whole' or 'encoder'")
         if name == "whole":
             return self
-        return dataclasses.replace(self.stack("encoder"), **ENCODER_ALONE)
+        return dataclasses.replace(self.stack("encoder"), **ENCODER_ALONE, **WITHOUT_HEAD)
+
+    def with_head(self, head: Literal["sequence", "token"], **fields: Any) -> TransformerConfig:
+        """Return the config of a classifier: with a head in the place of the output projection.
+
+        Args:
+            head: "token" leaves the decoder out.
+            **fields: `labels`, and what else is of the head.
+
+        Raises:
+            InputError: A field or a value is unknown, or the model cannot have the head.
+        """
+        base = self.part("encoder") if head == "token" else self
+        return self.from_dict({**base.to_dict(), **WITHOUT_OUTPUT, "head": head, **fields})
 
     def stack(self, name: Stack) -> TransformerConfig:
         """Return the config as the blocks of a stack read it: with the sizes of that stack."""
@@ -459,6 +504,22 @@ class TransformerConfig:
         return self.final_norm if self.decoder_final_norm is None else self.decoder_final_norm
 
     @property
+    def generates(self) -> bool:
+        """Whether the model has targets to generate: an encoder and a classifier have none."""
+        return self.num_decoder_layers > 0 and self.head == "none"
+
+    @property
+    def num_labels(self) -> int:
+        """Number of scores of the head."""
+        return len(self.labels)
+
+    @property
+    def scores_are(self) -> str:
+        """What the scores of the head are: `problem_type`, or what None stands for."""
+        usual = "regression" if self.num_labels == 1 else "single_label_classification"
+        return self.problem_type or usual
+
+    @property
     def attention_dropout_rate(self) -> float:
         """Dropout rate on the attention weights."""
         return self.dropout if self.attention_dropout is None else self.attention_dropout
@@ -516,6 +577,14 @@ class TransformerConfig:
                 f"token_embeddings='shared' needs equal vocabularies, but src_vocab_size="
                 f"{self.src_vocab_size} and tgt_vocab_size={self.tgt_vocab_size}"
             )
+        if self.head != "none" and (not self.labels or len({*self.labels}) < self.num_labels):
+            yield f"labels={shorten(self.labels)} must name what the head scores, each once"
+        if self.head == "sequence" and not self.num_decoder_layers:
+            yield "head='sequence' reads the decoder's output, but num_decoder_layers=0"
+        if self.head == "sequence" and self.token_embeddings == "none":
+            yield "head='sequence' reads the last EOS of ids, but token_embeddings='none'"
+        if self.problem_type == "single_label_classification" and self.num_labels == 1:
+            yield "problem_type='single_label_classification' needs two labels or more"
         if self.token_embeddings == "none" and self.output_projection == "tied":
             yield "output_projection='tied' needs a table: token_embeddings must not be 'none'"
         if self.decoder_attention == "self_over_memory":

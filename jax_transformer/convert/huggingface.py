@@ -14,7 +14,12 @@ from jax.sharding import Mesh
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
 from jax_transformer.convert import languages, marian_folder
 from jax_transformer.convert.families import FAMILIES, get_family
-from jax_transformer.convert.families.family import Family, config_from_json, config_to_json
+from jax_transformer.convert.families.family import (
+    HEAD_BIASES,
+    Family,
+    config_from_json,
+    config_to_json,
+)
 from jax_transformer.convert.generation_config import (
     GENERATION_FILE,
     generation_options,
@@ -88,10 +93,14 @@ def from_huggingface(
         tensors = read(Path(source), reads)
     else:  # a dict of our own, which the conversion empties
         tensors = {n: x for n, x in source.state_dict().items() if reads(n)}
-    full = {name: family.full_name(name) for name in tensors}
+    full = {name: family.layout_name(name) for name in tensors}
     # A tensor that has both names is left for the conversion to refuse.
     tensors = {name if full[name] in tensors else full[name]: x for name, x in tensors.items()}
     tied = family.is_tied(tensors) if family.is_tied else None
+    # transformers leaves two labels unnamed, and itself takes them for three of BART: the weights
+    # decide.
+    sizes = [x.shape[0] for name, x in tensors.items() if name in HEAD_BIASES]
+    values |= {"num_labels": sizes[0]} if sizes else {}
     config = config_from_json(family, values, tied).part(part)
     # transformers computes buffers again: a file may hold all of them, some or none.
     present = tuple(buffer for buffer in family.layout.buffers if buffer.foreign in tensors)
@@ -117,11 +126,12 @@ def _check_architectures(values: Mapping[str, Any], family: Family) -> None:
     """Refuse a class of transformers whose weights are not those of the family."""
     names = values.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
-    names = [name for name in names if name != family.encoder_architecture]
+    known = (family.encoder_architecture, *family.classes_of_heads().values())
+    names = [name for name in names if name not in known]
     if names and all(name.endswith(_OTHER_CLASSES) for name in names):
         raise InputError(
-            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is not a model that generates text; "
-            f"use the folder of a {family.architecture}"
+            f"{CONFIG_FILE}: architectures={names[0]!r:.60} is neither a model that generates text "
+            f"nor a known classifier; use the folder of a {family.architecture}"
         )
 
 
@@ -135,7 +145,7 @@ def _reads_part(family: Family, values: Mapping[str, Any], part: str) -> Callabl
     named |= {name for name in buffers if is_in_part(name, config)}
 
     def reads(name: str) -> bool:
-        full = family.full_name(name)
+        full = family.layout_name(name)
         return full in named or not (family.lacks(name) or holds_names(family.layout, [full]))
 
     return reads
@@ -182,7 +192,7 @@ def load_folder(
         source_lang=source_lang,
         target_lang=target_lang,
     )
-    if part == "encoder" or not config.num_decoder_layers:  # generates nothing
+    if part == "encoder" or not config.generates:
         return *from_huggingface(folder, part=part), tokenizer, {}
     generation = {}
     if is_marian(folder) and not ignore_generation_config:
@@ -296,7 +306,11 @@ def to_huggingface(
     whole, _ = to_tensors(params, config, chosen.layout, buffers=buffers, copy=False)
     # Of tied copies the first is written: transformers ties them again.
     first_names = {id(tensor): name for name, tensor in reversed(whole.items())}.values()
-    tensors = {name: tensor for name, tensor in whole.items() if name in first_names}
+    tensors = {
+        chosen.written_name(name, config): tensor
+        for name, tensor in whole.items()
+        if name in first_names
+    }
     tensors |= origin.other_parts() if origin else {}
     parts = shards.split(tensors, max_shard_size)
     names = shards.names_written(parts)
@@ -353,7 +367,7 @@ def brought_up(
     """Return values with the keys that differ between old and new ones, in inner objects too."""
     changed = {key: value for key, value in new.items() if value != old.get(key)}
     for key, value in changed.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key not in ("id2label", "label2id"):  # which are lists
             changed[key] = brought_up(values.get(key) or {}, old.get(key) or {}, value)
     return {**values, **changed}
 

@@ -54,7 +54,7 @@ def generating(
     Where its code starts the decoder it is the config's `bos_id`, else the `forced_first_token`.
     """
     languages, options = tokenizer.languages, dict(generation)
-    if languages is None:
+    if languages is None or not config.generates:
         return config, options
     try:
         languages.known("target")

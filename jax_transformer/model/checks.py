@@ -321,6 +321,8 @@ def _check_segments(name: str, mask: SegmentMask, shape: tuple[int, int, int, in
 def check_generates(config: TransformerConfig) -> None:
     """Refuse an encoder alone, and a model without token embeddings or output projection."""
     check_decoder(config)
+    if not config.generates:
+        raise InputError(f"head={config.head!r} scores labels, not tokens: use Classifier")
     for name in ("token_embeddings", "output_projection"):
         if getattr(config, name) == "none":
             raise InputError(f"{name}='none': a model needs them to turn text into text")

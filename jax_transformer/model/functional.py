@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int32, Integer
+from jaxtyping import Array, Bool, Float, Int, Int32, Integer, Shaped
 
 from jax_transformer.kernels.execution import Exponentials
 from jax_transformer.kernels.segments import SegmentMask, attended_keys, join_queries
@@ -204,6 +204,12 @@ def clear_unattended(
     else:
         attended = jnp.any(mask, axis=(1, 2))
     return jnp.where(attended[..., None] | (jnp.abs(x) < limit), x, 0)
+
+
+def at_last(x: Shaped[Array, "B L *rest"], found: Bool[Array, "B L"]) -> Shaped[Array, "B *rest"]:
+    """Return what stands at each row's last position that is found, or at its last one."""
+    last = x.shape[1] - 1 - jnp.argmax(found[:, ::-1], axis=1)
+    return x[jnp.arange(x.shape[0]), last]
 
 
 def dot_product_attention(

@@ -602,3 +602,24 @@ class OutputProjection(nn.Module):
             return linear_by_rows(x, kernel, bias)
         y = linear(x, kernel.T if tied else kernel, bias, self.execution.product)
         return add_adapter(self, x, y)
+
+
+class ClassificationHead(nn.Module):
+    """The products that turn hidden states into scores of labels."""
+
+    config: TransformerConfig
+    execution: Execution = DEFAULT_EXECUTION
+
+    def setup(self) -> None:
+        """Declare the products."""
+        if self.config.head == "sequence":
+            self.dense = Linear(self.config, self.execution)
+        self.dropout = Dropout(self.config.head_dropout, self.execution.dropout_mask)
+        self.output = Linear(self.config, self.execution)
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch labels"]:
+        """Return the scores."""
+        x = self.dropout(x)
+        if self.config.head == "sequence":
+            x = self.dropout(jnp.tanh(self.dense(x)))
+        return self.output(x)

@@ -1,4 +1,4 @@
-"""The whole model, and its functional face: init_params, encode, decode, apply.
+"""The whole model, and its functional face: init_params, encode, decode, apply, classify.
 
 Letters in shapes: B batch, S source length, T target length, D d_model, M that of the
 encoder, V target vocabulary.
@@ -25,6 +25,7 @@ from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import checks, functional, masks
 from jax_transformer.model.layers import (
     AttentionContext,
+    ClassificationHead,
     DecoderLayer,
     Dropout,
     Embedding,
@@ -303,6 +304,8 @@ class Transformer(nn.Module):
         self.decoder = Decoder(config, self.execution)
         if config.output_projection != "none":
             self.output_projection = OutputProjection(config, self.execution)
+        if config.head != "none":
+            self.head = ClassificationHead(config, self.execution)
 
     def encode(
         self,
@@ -351,6 +354,23 @@ class Transformer(nn.Module):
             src_mask = masks.source_mask(src, self.config)
         memory = self.encode(src, src_mask, src_positions=src_positions)
         return self.decode(tgt, memory, tgt_mask, src_mask, tgt_positions=tgt_positions)
+
+    def classify(
+        self, src: Source, src_mask: SourceMask | None = None
+    ) -> Float[Array, "B labels"] | Float[Array, "B S labels"]:
+        """Return the scores of the labels; see the function `classify`."""
+        config = self.config
+        if config.head == "token":
+            return self.head(self.encode(src, src_mask))
+        start = jnp.full_like(src[:, 0], config.bos_id)
+        if config.head_start == "last_token":
+            start = functional.at_last(src, src != config.pad_id)
+        tgt = jnp.concatenate([start[:, None], src[:, :-1]], axis=1)
+        # As in transformers: nothing that is read comes after padding at the end.
+        x = self(src, tgt, src_mask, SegmentMask(None, causal=True))
+        is_end = src == config.eos_id
+        x = functional.at_last(x, is_end)
+        return self.head(jnp.where(jnp.any(is_end, axis=1, keepdims=True), x, jnp.nan))
 
     def step(
         self,
@@ -606,6 +626,41 @@ def apply(
         src_positions=as_jax(src_positions),
         tgt_positions=as_jax(tgt_positions),
     )
+
+
+def classify(
+    params: Params,
+    config: TransformerConfig,
+    src: Source,
+    src_mask: SourceMask | None = None,
+    *,
+    dropout_key: PRNGKeyArray | None = None,
+    execution: Execution = DEFAULT_EXECUTION,
+) -> Float[Array, "B labels"] | Float[Array, "B S labels"]:
+    """Return the scores of `config.labels`, which `config.head` computes.
+
+    Args:
+        params: Parameters, a nested dict of arrays, as from `init_params`.
+        config: The shape of a model with a head.
+        src: Source ids [B, S], each row with its EOS; vectors [B, S, D] where
+            `config.token_embeddings` is "none".
+        src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
+        dropout_key: Random key that switches dropout on.
+        execution: How the model is executed.
+
+    Returns:
+        Scores [B, labels] of each source where `config.head` is "sequence", NaN of a source
+        without EOS; [B, S, labels] of each token where it is "token".
+
+    Raises:
+        InputError: The config has no head; else as `encode`.
+    """
+    checks.check_params(params, config)
+    if config.head == "none":
+        raise InputError("head='none' scores no labels; config.with_head has a head")
+    checks.check_source(config, src, src_mask, None)
+    src, src_mask = as_jax((src, src_mask))
+    return bind(params, config, execution, dropout_key).classify(src, src_mask)
 
 
 def bind(

@@ -188,6 +188,19 @@ def _feed_forward(path: str) -> Iterator[Parameter]:
     yield from _residual(path)
 
 
+def _head() -> Iterator[Parameter]:
+    """Yield the parameters of a classification head, whose products have biases in every config."""
+    rows = (
+        ("dense", "d_model", COLUMNS, {"head": ("sequence",)}),
+        ("output", "num_labels", ROWS, {"head": ("sequence", "token")}),
+    )
+    for name, outputs, axes, needs in rows:
+        lengths = ("d_model", outputs)
+        kernel, bias = _linear(f"head/{name}", lengths, axes, "output_bias", needs=needs)
+        yield kernel
+        yield bias._replace(needs=needs)
+
+
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
     needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
@@ -230,6 +243,7 @@ def _model() -> Iterator[Parameter]:
     kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias", "logits")
     yield kernel._replace(needs={"output_projection": ("linear",)})
     yield bias  # also beside a tied table
+    yield from _head()
 
 
 PARAMETERS = {parameter.path: parameter for parameter in _model()}

@@ -84,7 +84,8 @@ def check_same_model(
     model: Mapping[str, Any], preset: str | None, config: TransformerConfig, name: str
 ) -> None:
     """Refuse settings of another model than `config`, which messages call `name`."""
-    kept = {field for field in config.to_dict() if field not in DROPOUT_RATES}
+    fields = config.to_dict()
+    kept = {field for field in fields if field not in DROPOUT_RATES}
     by_preset = {} if preset is None else TransformerConfig.preset_fields(preset)
     for field in sorted(kept & by_preset.keys() - {*DECIDED}):
         if by_preset[field] != getattr(config, field):
@@ -93,7 +94,7 @@ def check_same_model(
                 f"{getattr(config, field)!r}; leave preset out"
             )
     for field in sorted(kept):
-        value = getattr(config, field)
+        value = fields[field]
         if model.get(field, value) != value:
             raise InputError(
                 f"{field}={model[field]!r} is not that of the model in {name}, which has "

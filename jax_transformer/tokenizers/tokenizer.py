@@ -267,6 +267,33 @@ class Tokenizer:
         """
         return self._encode(lines, self.source, "source", max_length)
 
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], max_length: int | None = None
+    ) -> list[list[int]]:
+        """Return the ids of two texts as one source, as the tokenizer's class joins them.
+
+        Between them is what ends a source, twice where it is RoBERTa's, and nothing in a model
+        with languages.
+
+        Args:
+            max_length: Most ids of a pair. Of a longer one the end of the longer text is cut off.
+        """
+        prefix, suffix = self.affixes("source")
+        is_roberta = prefix and self.settings.get("class_name") != "BertTokenizer"
+        between = [] if self.languages else [*suffix, *suffix] if is_roberta else suffix
+        most = len(prefix) + len(between) + len(suffix)
+        most = None if max_length is None else max(0, max_length - most)
+        texts = [text for pair in pairs for text in pair]
+        bare = [row[len(prefix) : len(row) - len(suffix)] for row in self.encode_source(texts)]
+        rows = []
+        for first, second in zip(bare[::2], bare[1::2], strict=True):
+            if most is not None and len(first) + len(second) > most:
+                shorter = min(len(first), len(second), most // 2)
+                kept = shorter if len(first) <= len(second) else most - shorter
+                first, second = first[:kept], second[: most - kept]
+            rows.append([*prefix, *first, *between, *second, *suffix])
+        return rows
+
     def encode_target(self, lines: Sequence[str], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of each line as the decoder predicts them: without BOS, with EOS."""
         return self._encode(lines, self.target, "target", max_length)

@@ -83,6 +83,10 @@ def make_train_step(
     """
     check_config(config)
     check_decoder(config)
+    if config.head != "none":
+        raise InputError(
+            f"head={config.head!r} is trained by classification_loss, in a step of your own"
+        )
     check_execution(execution)
     if not hasattr(optimizer, "update"):
         raise InputError(

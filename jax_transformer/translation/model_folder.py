@@ -310,7 +310,7 @@ def _check_parts(model: TrainedModel, where: str) -> None:
         value, wanted = getattr(config, name), getattr(tokenizer, name)
         if value != wanted:
             raise InputError(f"{where}{name}={value} must be the tokenizer's {wanted}")
-    if not config.num_decoder_layers:  # generates nothing
+    if not config.generates:
         return
     try:
         model.generation_config().check_model(config)

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import torch
 
+from jax_transformer import classify
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.origin import read_origin
@@ -40,9 +41,13 @@ class Comparison:
         self.model = their_model(self.path)
         with torch.no_grad():
             inputs = as_inputs(self.config, self.src)
-            targets = torch.tensor(self.tgt, dtype=torch.int64)
-            theirs = self.model(**inputs, decoder_input_ids=targets).logits.numpy()
-        ours = np.asarray(run(self.params, self.config, self.src, self.tgt))
+            if self.config.generates:
+                inputs["decoder_input_ids"] = torch.tensor(self.tgt, dtype=torch.int64)
+            theirs = self.model(**inputs).logits.numpy()
+        if self.config.generates:
+            ours = np.asarray(run(self.params, self.config, self.src, self.tgt))
+        else:
+            ours = np.asarray(classify(self.params, self.config, self.src))
         error = np.abs(ours - theirs).max() / np.abs(theirs).max()
         return "equal" if error <= BOUND else f"differ by {error:.0e}"
 
@@ -67,6 +72,8 @@ class Comparison:
 
     def greedy(self):
         config = self.config
+        if not config.generates:
+            return "-"
         own = self.model.generation_config
         self.model.generation_config = transformers.GenerationConfig(
             decoder_start_token_id=config.bos_id,
@@ -81,6 +88,8 @@ class Comparison:
 
     def defaults(self):
         """Compare targets by the folder's own generation defaults."""
+        if not self.config.generates:
+            return "-"
         config, _, tokenizer, options = self.loaded
         # Trained weights never choose a row without a token; random ones may.
         theirs = {"suppress_tokens": [*options.get("banned_tokens", ())]}
@@ -133,7 +142,10 @@ def content(path):
 
 
 def their_model(path):
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(path, dtype=torch.float32)
+    names = json.loads((path / "config.json").read_text())["architectures"]
+    is_classifier = all(name.endswith("ForSequenceClassification") for name in names)
+    kind = "SequenceClassification" if is_classifier else "Seq2SeqLM"
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(path, dtype=torch.float32)
     return model.eval()
 
 

@@ -63,8 +63,10 @@ def write_weights(folder, model, form):
     if "base" in form:
         tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     if "classifier" in form:
-        size = model.config.d_model
-        tensors |= {"classification_head.dense.weight": torch.ones(size, size)}
+        size, labels = model.config.d_model, model.config.num_labels
+        for name, shape in {"dense": (size, size), "out_proj": (labels, size)}.items():
+            drawn = {"weight": torch.randn(shape), "bias": torch.randn(shape[:1])}
+            tensors |= {f"classification_head.{name}.{leaf}": x for leaf, x in drawn.items()}
     if "half" in form:
         halves = {tensor.data_ptr(): tensor.half() for tensor in tensors.values()}
         tensors = {name: halves[tensor.data_ptr()] for name, tensor in tensors.items()}

@@ -15,6 +15,7 @@ from jax_transformer.convert.families.family import (
     flag,
     generation,
     generation_without_forced_end,
+    head_rows,
 )
 from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
@@ -94,6 +95,7 @@ def layout(
         Row("lm_head.weight", "output_projection/kernel", transpose),
         *stack_rows("model."),
         Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1)), zeros=True),
+        *head_rows(),
     )
     buffers = ()
     if position_table is not None:
@@ -156,6 +158,7 @@ START_FROM_BOS = {"decoder_start_token_id": lambda values: values.get("bos_token
 BART = Family(
     model_type="bart",
     architecture="BartForConditionalGeneration",
+    heads=("sequence",),
     preset="bart",
     layout=layout("bart"),
     generation=generation,
@@ -183,6 +186,7 @@ MBART = replace(
     BART,
     model_type="mbart",
     architecture="MBartForConditionalGeneration",
+    head_start="last_token",
     preset="mbart",
     layout=layout("mbart"),
     defaults=DEFAULTS | {"bos_token_id": 0},
@@ -195,6 +199,7 @@ PLBART = replace(
     BART,
     model_type="plbart",
     architecture="PLBartForConditionalGeneration",
+    head_start="last_token",
     layout=layout("plbart"),
     defaults={
         **DEFAULTS,
@@ -213,6 +218,7 @@ BLENDERBOT = replace(
     BART,
     model_type="blenderbot",
     architecture="BlenderbotForConditionalGeneration",
+    heads=(),
     preset="blenderbot",
     layout=layout("blenderbot"),
     defaults={
@@ -232,6 +238,7 @@ PEGASUS = replace(
     BART,
     model_type="pegasus",
     architecture="PegasusForConditionalGeneration",
+    heads=(),
     preset="pegasus",
     layout=layout("pegasus", SINUSOIDS),
     saves_buffers=True,
@@ -244,6 +251,7 @@ MARIAN = replace(
     BART,
     model_type="marian",
     architecture="MarianMTModel",
+    heads=(),
     preset="marian",
     layout=layout("marian", SINUSOIDS),
     # The decoder starts from padding, but must never generate it.
@@ -273,6 +281,7 @@ M2M100 = replace(
     BART,
     model_type="m2m_100",
     architecture="M2M100ForConditionalGeneration",
+    heads=(),
     preset="m2m100",
     layout=layout("m2m_100", ROWS_OF_PADDING, "weights"),
     generation=generation_without_forced_end,

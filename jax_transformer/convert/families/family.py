@@ -12,7 +12,7 @@ from flax import traverse_util
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
-from jax_transformer.convert.table import Layout
+from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 
@@ -27,6 +27,10 @@ ACTIVATIONS = {
 }
 DEEPEST = 4  # objects inside each other in config.json whose keys are read
 ENCODER_REMEDY = "; the encoder alone is read with part='encoder'"
+# How the names of the classes end that have the heads of `TransformerConfig.head`.
+HEADS = {"sequence": "ForSequenceClassification", "token": "ForTokenClassification"}
+HEAD_NAMES = ("classification_head.", "classifier.")  # beginnings of the names of their tensors
+HEAD_BIASES = ("classification_head.out_proj.bias", "classifier.bias")  # an element for each label
 ENCODER_DECODER = {"is_encoder_decoder": (True,), "is_decoder": (False,)}  # a part of `fixed`
 
 
@@ -47,6 +51,9 @@ class Family:
         model_type: The value of "model_type" in config.json; the layout has the same name.
         architecture: Class of transformers that loads the folder.
         encoder_architecture: Class of transformers that has the encoder alone; None if none has.
+        heads: What `TransformerConfig.head` may be, each with a class of its own.
+        head_start: `TransformerConfig.head_start` of these classes.
+        head_prefix: What these classes put before the names of all other tensors.
         preset: Preset of `TransformerConfig`; it has every field that config.json does not set.
         fields: Keys whose value is a number, with the fields of the config that have this number:
             one field or several. Several keys of one field must agree.
@@ -95,6 +102,9 @@ class Family:
     full_name: Callable[[str], str] = str
     is_tied: Callable[[Mapping[str, Any]], bool] | None = None
     encoder_architecture: str | None = None
+    heads: tuple[str, ...] = ()
+    head_start: str = "bos"
+    head_prefix: str = ""
     nullable: tuple[str, ...] = ()
     other_parts: tuple[str, ...] = ()
     file: str = CONFIG_FILE
@@ -107,14 +117,47 @@ class Family:
 
     def class_of(self, config: TransformerConfig) -> str | None:
         """Return the class of transformers for a config."""
+        if config.head != "none":
+            return self.classes_of_heads().get(config.head)
         return self.architecture if config.num_decoder_layers else self.encoder_architecture
+
+    def classes_of_heads(self) -> dict[str, str]:
+        """Return the class of transformers for each head."""
+        name = self.architecture.removesuffix("ForConditionalGeneration")
+        return {head: f"{name}{HEADS[head]}" for head in self.heads}
+
+    def layout_name(self, tensor: str) -> str:
+        """Return the layout's name of a tensor in a file of any class."""
+        return self.full_name(tensor.removeprefix(self.head_prefix))
+
+    def written_name(self, tensor: str, config: TransformerConfig) -> str:
+        """Return the name of a tensor in a file, given the layout's."""
+        is_inside = config.head != "none" and not tensor.startswith(HEAD_NAMES)
+        return f"{self.head_prefix}{tensor}" if is_inside else tensor
+
+
+def head_rows() -> list[Row]:
+    """Return the rows of the heads, whose names are the same in all classes."""
+    rows = []
+    for foreign, name, head in (
+        ("classification_head.dense", "dense", "sequence"),
+        ("classification_head.out_proj", "output", "sequence"),
+        ("classifier", "output", "token"),
+    ):
+        when = ("head", head)
+        rows.append(Row(f"{foreign}.weight", f"head/{name}/kernel", transpose, when=when))
+        rows.append(Row(f"{foreign}.bias", f"head/{name}/bias", when=when))
+    return rows
 
 
 def config_from_json(
     family: Family, values: Mapping[str, Any], tied: bool | None = None
 ) -> TransformerConfig:
     """Return the config of a config.json; `tied` says whether the weights tie the output."""
-    is_encoder = values.get("architectures") == [family.encoder_architecture]
+    architectures = values.get("architectures")
+    heads = (head for head, name in family.classes_of_heads().items() if architectures == [name])
+    head = next(heads, "none")
+    is_encoder = architectures == [family.encoder_architecture] or head == "token"
     values = dict(_flattened(values))
     for key, accepted in family.fixed.items():
         if is_encoder and key in ENCODER_DECODER:  # some encoders say it of their whole model
@@ -159,9 +202,30 @@ def config_from_json(
         fields |= family.implied(fields)
     try:
         config = TransformerConfig.preset(family.preset, **fields)
+        if head != "none":
+            return config.with_head(head, **_head_fields(family, values))
         return config.part("encoder" if is_encoder else "whole")
     except InputError as error:
         raise InputError(f"{family.file}: {error}") from error
+
+
+def _head_fields(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a head by config.json, whose absent id2label means LABEL_0 and so on."""
+    named = values.get("id2label")
+    if named is None:
+        count = checked("num_labels", values.get("num_labels", 2), int)
+        named = {number: f"LABEL_{number}" for number in range(count)}
+    items = named.items() if isinstance(named, Mapping) else ()
+    labels = {str(number): label for number, label in items}
+    numbers = [str(number) for number in range(len(labels))]
+    if not numbers or {*labels} != {*numbers}:
+        raise InputError(f"id2label={shorten(named)} must name the labels from 0, without gaps")
+    return {
+        "labels": [labels[number] for number in numbers],
+        "head_start": family.head_start,
+        "head_dropout": values.get("classifier_dropout") or 0.0,
+        "problem_type": values.get("problem_type"),
+    }
 
 
 def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
@@ -170,8 +234,8 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     is_encoder, architecture = not config.num_decoder_layers, family.class_of(config)
     if architecture is None:
         raise InputError(
-            f"transformers has no class for the encoder of a {family.architecture} alone; "
-            "convert.to_torch gives its tensors"
+            f"transformers has no class for the encoder of a {family.architecture} alone, or none "
+            f"with head={config.head!r}; convert.to_torch gives its tensors"
         )
     values = {
         "architectures": [architecture],
@@ -185,6 +249,13 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
             if fields.items() <= wanted.items():
                 values[key] = word
         values.setdefault(key, next(iter(words)))  # no word fits: the comparison below names it
+    if config.head != "none":
+        values |= {
+            "id2label": {str(number): label for number, label in enumerate(config.labels)},
+            "label2id": {label: number for number, label in enumerate(config.labels)},
+            "problem_type": config.problem_type,
+            "classifier_dropout": config.head_dropout,
+        }
     if is_encoder:  # these keys are of the whole model, which the encoder does not know
         values |= {"num_decoder_layers": config.num_encoder_layers, "is_encoder_decoder": False}
     if family.written is not None:

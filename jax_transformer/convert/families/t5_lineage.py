@@ -12,6 +12,7 @@ from jax_transformer.convert.families.family import (
     Family,
     flag,
     generation_without_forced_end,
+    head_rows,
 )
 from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.storage.weights.arrays import as_numpy
@@ -80,6 +81,7 @@ def layout(name: str) -> Layout:
         Row(HEAD, "output_projection/kernel", transpose),
         *_stack("encoder", attentions[:1]),
         *_stack("decoder", attentions),
+        *head_rows(),
     )
     # Old versions of T5 had this table and did not use it.
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
@@ -136,6 +138,8 @@ T5 = Family(
     model_type="t5",
     architecture="T5ForConditionalGeneration",
     encoder_architecture="T5EncoderModel",
+    heads=("sequence", "token"),
+    head_prefix="transformer.",
     preset="t5",
     layout=layout("t5"),
     generation=generation_without_forced_end,

@@ -27,5 +27,7 @@ LAYOUT = Layout(
         Row("{stack}.norm.bias", "{stack}/norm/bias"),
         Row("output_projection.weight", "output_projection/kernel", transpose),
         Row("output_projection.bias", "output_projection/bias"),
+        Row("head.{projection}.weight", "head/{projection}/kernel", transpose),
+        Row("head.{projection}.bias", "head/{projection}/bias"),
     ),
 )

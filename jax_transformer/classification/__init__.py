@@ -1,0 +1,1 @@
+"""Texts to labels: a classifier of a folder as a function of strings."""

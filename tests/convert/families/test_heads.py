@@ -1,0 +1,160 @@
+"""Classifiers of transformers: their folders, read and given back, and their scores."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from jax_transformer import InputError, classification_loss, classify, convert, load, save
+from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.origin import read_origin
+from tests.convert.families.case import as_inputs, foreign_model, transformers, widened
+from tests.convert.tools import assert_same_params, assert_same_tensors, gradient_error
+from tests.parity.ladder import error
+from tests.tiers import tiered_rows
+
+CLASSES = [(family, head) for family in FAMILIES for head in FAMILIES[family].classes_of_heads()]
+QUICK = [("mbart", "sequence"), ("umt5", "sequence"), ("t5", "token")]
+PROBLEMS = {
+    "regression": {"num_labels": 1},
+    "single_label_classification": {"id2label": {0: "no", 1: "yes", 2: "a b/c.d"}},
+    "multi_label_classification": {"num_labels": 2},
+}
+
+
+def classifier(family, head, problem="single_label_classification", body=None, **changes):
+    """Return a model of transformers with a head; `body` are changes of `foreign_model`."""
+    body = foreign_model(family, **(body or {}))
+    name = FAMILIES[family].classes_of_heads()[head]
+    values = body.config.to_dict() | {"problem_type": problem, **PROBLEMS[problem], **changes}
+    values.pop("architectures")
+    values["label2id"] = {label: i for i, label in (values.get("id2label") or {}).items()}
+    torch.manual_seed(3)
+    model = getattr(transformers, name)(type(body.config)(**values)).eval()
+    own = {n.removeprefix("transformer."): n for n in model.state_dict()}
+    shared = {own[n]: x for n, x in body.state_dict().items() if n in own}
+    model.load_state_dict(shared, strict=False)
+    for name, leaf in model.named_parameters():
+        if "classif" in name:
+            leaf.data.normal_(0, 0.4)
+    return model
+
+
+def sources(config, last=()):
+    random = np.random.default_rng(5)
+    src = np.full((3, 11), config.pad_token_id, np.int32)
+    for row, length in enumerate((11, 6, 3)):
+        text = random.integers(6, config.vocab_size - 3, length)
+        text[text == config.pad_token_id] = 7
+        src[row, :length] = [*text[: length - 1 - len(last)], config.eos_token_id, *last]
+    return src
+
+
+def targets_of(problem, scores, random):
+    if problem == "single_label_classification":
+        return random.integers(0, scores.shape[-1], scores.shape[:-1])
+    return random.integers(0, 2, scores.shape).astype(np.float64)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize(("family", "head"), tiered_rows(CLASSES, lambda *row: row in QUICK))
+def test_scores_and_gradients_are_those_of_the_class(family, head, problem, tmp_path):
+    if head == "token" and problem != "single_label_classification":
+        problem = "single_label_classification"  # whatever the class is told
+    model = widened(classifier(family, head, problem), family)
+    model.save_pretrained(tmp_path)
+    config, params = convert.from_huggingface(tmp_path)
+    assert (config.head, config.scores_are) == (head, problem)
+    src = sources(model.config, last=[9] if config.head_start == "last_token" else [])
+    inputs = as_inputs(config, src)
+    theirs = model(**inputs)
+    seen = (src != config.pad_id) if head == "token" else np.ones(len(src), bool)
+    assert error(classify(params, config, src)[seen], theirs.logits[seen]) <= 1e-14
+
+    targets = targets_of(problem, theirs.logits, np.random.default_rng(1))
+    if head == "token":
+        targets = np.where(seen, targets, -100)
+    model(**inputs, labels=torch.from_numpy(targets)).loss.backward()
+
+    def loss(params):
+        total, count = classification_loss(classify(params, config, src), targets, config)
+        return total / count
+
+    layout = FAMILIES[family].layout
+    gradients = convert.to_torch(jax.grad(loss)(params), config, layout.name)
+    compared = 0
+    for name, parameter in model.named_parameters():
+        own = gradients.get(FAMILIES[family].layout_name(name))
+        if parameter.grad is not None and own is not None and "shared" not in name:
+            assert gradient_error(own, parameter.grad) <= 1e-11, name
+            compared += 1
+    assert compared >= 20
+
+
+@pytest.mark.parametrize(("family", "head"), tiered_rows(CLASSES, lambda *row: row in QUICK))
+def test_a_folder_comes_back_and_transformers_reads_it_strictly(family, head, tmp_path):
+    model = classifier(family, head, classifier_dropout=0.25)
+    model.save_pretrained(tmp_path / "model")
+    config, params = convert.from_huggingface(tmp_path / "model")
+    assert config.labels == ("no", "yes", "a b/c.d")
+    assert config.head_dropout == 0.25
+    assert_same_params(params, convert.from_huggingface(model)[1])
+    origin, _ = read_origin(tmp_path / "model")
+    for home, options in (("home", {"origin": origin}), ("new", {"family": family})):
+        convert.to_huggingface(params, config, tmp_path / home, **options)
+        again, report = type(model).from_pretrained(tmp_path / home, output_loading_info=True)
+        assert not any(report.values()), report
+        assert_same_tensors(again.state_dict(), model.state_dict())
+        assert again.config.id2label == {0: "no", 1: "yes", 2: "a b/c.d"}
+        assert again.config.problem_type == "single_label_classification"
+        assert again.config.classifier_dropout == 0.25
+    values = [json.loads((tmp_path / n / "config.json").read_text()) for n in ("model", "home")]
+    assert values[0] == values[1]
+    encoder = convert.from_huggingface(tmp_path / "model", part="encoder")[0]
+    assert (encoder.head, encoder.num_decoder_layers) == ("none", 0)
+
+
+def test_an_own_folder_keeps_head_and_labels(tmp_path):
+    config, params = convert.from_huggingface(classifier("bart", "sequence"))
+    save(tmp_path / "own", (config, params, None))
+    again = load(tmp_path / "own")
+    assert again.config == config
+    assert_same_params(again.params, params)
+
+
+def test_labels_without_names_are_as_many_as_the_weights_have(tmp_path):
+    model = classifier("bart", "sequence", "multi_label_classification")
+    model.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert "id2label" not in values  # and transformers itself takes them for three
+    config, _ = convert.from_huggingface(tmp_path)
+    assert config.labels == ("LABEL_0", "LABEL_1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "must name the labels from 0, without gaps"),
+        ({"id2label": ["a", "b"]}, "must name the labels from 0"),
+        ({"id2label": {"0": "a", "1": "a"}}, "each once"),
+        ({"id2label": {"0": "a", "1": 5}}, "labels"),
+        ({"problem_type": "ranking"}, "problem_type='ranking' must be"),
+        ({"classifier_dropout": 2}, "head_dropout=2 must be"),
+    ],
+)
+def test_a_damaged_head_is_refused_in_one_line(changes, message, tmp_path):
+    classifier("bart", "sequence").save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError, match=message) as refusal:
+        convert.from_huggingface(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_family_without_the_class_is_refused():
+    config, params = convert.from_huggingface(classifier("bart", "sequence"))
+    with pytest.raises(InputError, match="no class for the encoder of a PegasusForConditional"):
+        convert.to_huggingface(params, config, "x", family="pegasus")
