@@ -16,7 +16,7 @@ from tests.models import small_config
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
 # Every axis another length, so that a length has one name.
 LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 28, "GK": 14, "K": 7, "F": 53, "L": 29, "B": 10}
-LENGTHS |= {"H": 4, "HV": 44, "GV": 22}
+LENGTHS |= {"H": 4, "HV": 44, "GV": 22, "N": 3}
 SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 4, "d_kv": 7}
 SIZES |= {"num_kv_heads": 2, "d_v": 11}
 SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -34,6 +34,7 @@ def all_shapes():
     relative = {"positions": "relative", "relative_attention_num_buckets": 10}
     relative |= fields
     configs.append(TransformerConfig(**SIZES, **fields, decoder_attention="ssru_then_cross"))
+    configs.append(TransformerConfig(**SIZES).with_head("sequence", labels=["a", "b", "c"]))
     configs += [
         TransformerConfig(**SIZES, **relative, relative_attention_bias=kind)
         for kind in ("shared", "per_layer")

@@ -16,7 +16,7 @@ from tests.models import tiny_model
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PYPROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
-INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL, ENCODERS = (
+INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL, *TEXTS = (
     (ROOT / "docs" / f"{name}.md").read_text("utf-8")
     for name in (
         "index",
@@ -28,8 +28,11 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL, E
         "how_to/killed_runs",
         "how_to/pytorch_tutorial",
         "how_to/encoders",
+        "how_to/classification",
+        "how_to/sentence_vectors",
     )
 )
+ENCODERS, CLASSIFICATION, SENTENCES = TEXTS
 
 
 def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
@@ -136,6 +139,32 @@ def test_the_page_about_encoders_runs(tmp_path):
         encoder_of(model).save_pretrained(tmp_path / name)
     ids = "```python\nimport numpy\nids = numpy.array([[3, 4, 1], [5, 1, 0]], 'int32')\n```\n"
     assert run_python_of([ids, ENCODERS], tmp_path) == 7
+
+
+@pytest.mark.exhaustive
+def test_the_page_about_labels_runs(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.classification.test_classifier import NLI, write
+
+    write(tmp_path / "bart-large-mnli", id2label=NLI)
+    write(tmp_path / "t5-tagger", "t5", "token")
+    lines = ["a b c", "c b a", "b a", "c c"]
+    save(tmp_path / "runs" / "translation", tiny_model(lines, 12, max_length=64))
+    pairs = "".join(f"{line}\t{line}\tsame\na\t{line}\tother\n" for line in lines)
+    (tmp_path / "pairs.tsv").write_text(pairs, "utf-8")
+    page = CLASSIFICATION.replace("STEPS, ROWS = 2000, 32", "STEPS, ROWS = 202, 4")
+    assert run_python_of([page], tmp_path) == 3
+
+
+@pytest.mark.exhaustive
+def test_the_page_about_vectors_of_sentences_runs_on_eight_devices(tmp_path, monkeypatch):
+    for name in ("train", "test"):
+        for code in ("en", "de"):
+            lines = [f"{code} {number} x{number % 7}" for number in range(40)]
+            (tmp_path / f"{name}.{code}").write_text("\n".join(lines), "utf-8")
+    page = SENTENCES.replace("32, 128, 1000", "32, 16, 101").replace("6000)", "200)")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    assert run_python_of([page], tmp_path) == 1
 
 
 def test_the_pages_say_one_thing_about_the_demonstration():

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import jax
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -315,6 +315,23 @@ def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return new float32 parameters: each is drawn by `key` and its own path alone."""
     return unflatten_dict(
         {path: draw_parameter(key, config, path) for path in _paths(config)}, sep="/"
+    )
+
+
+def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:
+    """Return the parameters of a config: those of another one that it has, too, the others drawn.
+
+        config, params, tokenizer, _ = jax_transformer.load("bart-base")
+        config = config.with_head("sequence", labels=["no", "yes"])
+        params = filled_params(jax.random.key(0), params, config)
+    """
+    given = flatten_dict(params, sep="/")
+    return unflatten_dict(
+        {
+            path: given[path] if path in given else draw_parameter(key, config, path)
+            for path in _paths(config)
+        },
+        sep="/",
     )
 
 

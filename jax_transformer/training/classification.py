@@ -21,10 +21,10 @@ def classification_loss(
     transformers' classes.
 
     Args:
-        scores: What `classify` returned.
-        targets: For one right label its number in `config.labels` [*batch], where a negative one,
-            as of padding, does not count. Else numbers of the shape of `scores`, 0 to 1 for labels
-            that are right or wrong; a regression of one label may leave the last axis out.
+        scores: What `classify` returned [batch, labels], or [batch, length, labels] of tokens.
+        targets: For one right label its number in `config.labels` [batch] or [batch, length], where
+            a negative one, as of padding, does not count. Else numbers of the shape of `scores`, 0
+            to 1 for labels that are right or wrong; a regression of one label may have [batch].
         config: The shape of the model, whose `problem_type` is what the scores are.
 
     Raises:

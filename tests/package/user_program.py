@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from jax_transformer import (
     Batch,
     Cache,
+    Classifier,
     Embedder,
     Execution,
     GenerationConfig,
@@ -23,6 +24,8 @@ from jax_transformer import (
     TransformerConfig,
     Translator,
     apply,
+    classification_loss,
+    classify,
     convert,
     cross_attention_weights,
     cross_entropy,
@@ -94,6 +97,12 @@ assert_type(model.config, TransformerConfig)
 vectors = Embedder("runs/0", max_length=64)(["a text"], prompt="query: ")
 assert_type(vectors.shape, tuple[Any, ...])
 Embedder("runs/0", pooling="mean")  # type: ignore[call-arg]
+classifier = Classifier("classifier", max_length=64)
+assert_type(classifier(["a text"])[0].probabilities, dict[str, float])
+assert_type(classifier.zero_shot(["a"], ["sport"])[0].label, str)
+assert_type(classify(params, config.with_head("token", labels=["a", "b"]), src), jax.Array)
+assert_type(classification_loss(logits, tgt, config)[0], jax.Array)
+Classifier("classifier", labels=["a"])  # type: ignore[call-arg]
 translator = Translator("runs/0")
 assert_type(translator("a line"), TranslationResult)
 assert_type(translator(["a line"]), Iterator[TranslationResult])
