@@ -321,9 +321,9 @@ def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
 def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:
     """Return the parameters of a config: those of another one that it has, too, the others drawn.
 
-        config, params, tokenizer, _ = jax_transformer.load("bart-base")
-        config = config.with_head("sequence", labels=["no", "yes"])
-        params = filled_params(jax.random.key(0), params, config)
+    config, params, tokenizer, _ = jax_transformer.load("bart-base")
+    config = config.with_head("sequence", labels=["no", "yes"])
+    params = filled_params(jax.random.key(0), params, config)
     """
     given = flatten_dict(params, sep="/")
     return unflatten_dict(

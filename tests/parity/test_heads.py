@@ -108,6 +108,10 @@ def test_dropout_of_the_head_alone_moves_the_scores():
     np.testing.assert_array_equal(still, classify(params, config, src))
     assert np.abs(still - classify(params, dropping, src, dropout_key=key)).min() > 0
     np.testing.assert_array_equal(still, classify(params, dropping, src))
+    all_dropped = config.from_dict({**config.to_dict(), "head_dropout": 1.0})
+    bias = np.broadcast_to(params["head"]["output"]["bias"], still.shape)
+    found = classify(params, all_dropped, src, dropout_key=key)
+    np.testing.assert_allclose(found, bias, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

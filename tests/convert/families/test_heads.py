@@ -10,10 +10,12 @@ import torch
 from jax_transformer import InputError, classification_loss, classify, convert, load, save
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.origin import read_origin
+from jax_transformer.convert.table import flatten
+from jax_transformer.model.tree import filled_params
 from tests.convert.families.case import as_inputs, foreign_model, transformers, widened
 from tests.convert.tools import assert_same_params, assert_same_tensors, gradient_error
 from tests.parity.ladder import error
-from tests.tiers import tiered_rows
+from tests.tiers import tiered, tiered_rows
 
 CLASSES = [(family, head) for family in FAMILIES for head in FAMILIES[family].classes_of_heads()]
 QUICK = [("mbart", "sequence"), ("umt5", "sequence"), ("t5", "token")]
@@ -125,13 +127,41 @@ def test_an_own_folder_keeps_head_and_labels(tmp_path):
     assert_same_params(again.params, params)
 
 
-def test_labels_without_names_are_as_many_as_the_weights_have(tmp_path):
-    model = classifier("bart", "sequence", "multi_label_classification")
+@pytest.mark.parametrize("number", [2, 3])
+def test_labels_without_names_are_as_many_as_the_weights_have(number, tmp_path):
+    model = classifier("bart", "sequence", "regression", num_labels=number)
     model.save_pretrained(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
-    assert "id2label" not in values  # and transformers itself takes them for three
+    values.pop("id2label", None)  # two have none, and transformers itself takes them for three
+    (tmp_path / "config.json").write_text(json.dumps(values))
     config, _ = convert.from_huggingface(tmp_path)
-    assert config.labels == ("LABEL_0", "LABEL_1")
+    assert config.labels == tuple(f"LABEL_{label}" for label in range(number))
+
+
+@pytest.mark.parametrize("family", tiered(["bart", "mbart", "t5"], ["t5"]))
+def test_a_head_on_a_model_that_generates_goes_home_as_a_classifier(family, tmp_path):
+    model = foreign_model(family)
+    model.config.id2label = {0: "x", 1: "y", 2: "z"}
+    model.save_pretrained(tmp_path / "base")
+    config, body = convert.from_huggingface(tmp_path / "base")
+    start = FAMILIES[family].head_start
+    config = config.with_head("sequence", labels=["no", "yes"], head_start=start)
+    params = filled_params(jax.random.key(0), body, config)
+    same = {path: leaf for path, leaf in flatten(params).items() if not path.startswith("head")}
+    assert_same_tensors(same, {path: flatten(body)[path] for path in same})
+    origin, _ = read_origin(tmp_path / "base")
+    convert.to_huggingface(params, config, tmp_path / "home", origin=origin)
+    name = FAMILIES[family].classes_of_heads()["sequence"]
+    again, report = getattr(transformers, name).from_pretrained(
+        tmp_path / "home", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert again.config.id2label == {0: "no", 1: "yes"}
+    assert again.config.label2id == {"no": 0, "yes": 1}
+    src = sources(again.config, last=[9] if start == "last_token" else [])
+    with torch.no_grad():
+        theirs = again.eval()(**as_inputs(config, src)).logits
+    assert error(classify(params, config, src), theirs) <= 2e-6
 
 
 @pytest.mark.parametrize(
