@@ -152,7 +152,7 @@ def test_the_page_about_labels_runs(tmp_path):
     save(tmp_path / "runs" / "translation", tiny_model(lines, 12, max_length=64))
     pairs = "".join(f"{line}\t{line}\tsame\na\t{line}\tother\n" for line in lines)
     (tmp_path / "pairs.tsv").write_text(pairs, "utf-8")
-    page = CLASSIFICATION.replace("STEPS, ROWS = 2000, 32", "STEPS, ROWS = 202, 4")
+    page = CLASSIFICATION.replace("STEPS, ROWS = 1000, 32", "STEPS, ROWS = 202, 4")
     assert run_python_of([page], tmp_path) == 3
 
 

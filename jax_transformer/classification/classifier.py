@@ -17,7 +17,6 @@ from jax_transformer.translation import model_folder
 from jax_transformer.translation.sources import checked_texts
 
 TEMPLATE = "This example is {}."  # the hypothesis of zero-shot classification in transformers
-Text = str | tuple[str, str]
 
 
 class Classification(NamedTuple):
@@ -88,8 +87,11 @@ class Classifier:
         """Return one line with the model's name and sizes."""
         return f"Classifier({self.name!r}: {self.model!r})"
 
-    def __call__(self, texts: Iterable[Text]) -> list[Classification]:
+    def __call__(self, texts: Iterable[str | tuple[str, str]]) -> list[Classification]:
         """Return what the classifier says of each text, or of each pair of texts.
+
+        Args:
+            texts: Texts, or pairs of texts, each of which is one source for the model.
 
         Raises:
             InputError: What is given is no text or pair, or is too long; or the model classifies
@@ -100,6 +102,9 @@ class Classifier:
 
     def tag(self, texts: Iterable[str]) -> list[list[tuple[str, Classification]]]:
         """Return each token of each text, and what a classifier of tokens says of it.
+
+        Args:
+            texts: The texts; tokens that the tokenizer puts around them are left out.
 
         Raises:
             InputError: As a call; or the model classifies whole texts.
@@ -163,7 +168,7 @@ class Classifier:
         if self.model.config.head != head:
             raise InputError(f"{self.name}: head={self.model.config.head!r} needs {other}")
 
-    def _scores(self, texts: Iterable[Text]) -> list[Float[np.ndarray, " labels"]]:
+    def _scores(self, texts: Iterable[str | tuple[str, str]]) -> list[Float[np.ndarray, " labels"]]:
         texts, tokenizer = [*_listed(texts)], self.model.tokenizer
         pairs = {isinstance(text, tuple | list) and len(text) == 2 for text in texts}
         if len(pairs) > 1:
@@ -174,7 +179,7 @@ class Classifier:
         return self._batched.compute(self._function, rows)
 
 
-def _listed(texts: Iterable[Text]) -> Iterable[Text]:
+def _listed(texts: Iterable[str | tuple[str, str]]) -> Iterable[str | tuple[str, str]]:
     if isinstance(texts, str):
         raise InputError(f"texts={shorten(texts)} must be a list of texts")
     return texts

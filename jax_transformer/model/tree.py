@@ -321,11 +321,22 @@ def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
 def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:
     """Return the parameters of a config: those of another one that it has, too, the others drawn.
 
-    config, params, tokenizer, _ = jax_transformer.load("bart-base")
-    config = config.with_head("sequence", labels=["no", "yes"])
-    params = filled_params(jax.random.key(0), params, config)
+        config, params, tokenizer, _ = jax_transformer.load("bart-base")
+        config = config.with_head("sequence", labels=["no", "yes"])
+        params = filled_params(jax.random.key(0), params, config)
+
+    Args:
+        key: Random key, as of `init_params`.
+        params: Parameters of another config, a nested dict of arrays.
+        config: The shape of the new model.
+
+    Raises:
+        InputError: A parameter has another shape in the new config.
     """
-    given = flatten_dict(params, sep="/")
+    given, shapes = flatten_dict(params, sep="/"), _shapes(config)
+    for path in given.keys() & shapes.keys():
+        if given[path].shape != shapes[path]:
+            raise InputError(f"{path} has the shape {given[path].shape}, not {shapes[path]}")
     return unflatten_dict(
         {
             path: given[path] if path in given else draw_parameter(key, config, path)

@@ -190,7 +190,7 @@ REFUSED = {
         "needs several parameters, not one - at `$.rows[0]`",
     ),
     "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
-    "when": (f'name = "x"\n{ROW}when = ["head", 1]', "head=1 is not a setting"),
+    "when": (f'name = "x"\n{ROW}when = ["heads", 1]', "heads=1 is not a setting"),
     "path": (
         'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
         "the row 'x' names 'encoder/norm/scales', which is no parameter of any config; nearest",

@@ -92,6 +92,7 @@ FIELDS = [
     ({"decoder_attention": "merged"}, f"{DECODER}/cross_attention/query/kernel"),
     ({"decoder_attention": "ssru_then_cross"}, f"{DECODER}/self_attention/query/kernel"),
     ({}, f"{DECODER}/recurrence/forget/bias"),
+    ({}, "head/dense/bias"),
 ]
 
 
@@ -108,7 +109,11 @@ def test_the_named_field_gives_the_parameter(fields, path):
     config = small_config("pre_norm", **small, **fields)
     field, value = named_field(config, path)
     assert getattr(config, field) != value
-    assert path in parameter_shapes(dataclasses.replace(config, **{field: value}))
+    if field == "head":  # which needs labels
+        other = config.with_head(value, labels=["no", "yes"])
+    else:
+        other = dataclasses.replace(config, **{field: value})
+    assert path in parameter_shapes(other)
 
 
 def test_every_field_that_is_named_has_a_case():

@@ -180,8 +180,9 @@ def test_a_stream_reads_a_window_at_a_time(encoder, monkeypatch):
 
 def test_special_tokens_are_left_out_where_they_are_not_wanted(encoder):
     config, params, tokenizer, _ = jax_transformer.load(encoder, part="encoder")
-    found = Embedder(encoder, special_tokens=False)(LINES)
-    for line, vector in zip(LINES, found, strict=True):
+    lines = [*LINES[::12], ""]
+    found = Embedder(encoder, special_tokens=False)(lines)
+    for line, vector in zip(lines, found, strict=True):
         ids = tokenizer.encode_source([line])[0]
         read = np.ones((1, 1, 1, len(ids)), bool)  # a line may spell padding
         states = encode(params, config, np.array([ids], np.int32), read)[0]

@@ -103,7 +103,7 @@ def test_names_decide_nothing():
     )
     tensors = {renamed(name): tensor for name, tensor in tensors.items()}
     suggestion = suggest(tensors, dataclasses.replace(recording, runs=runs))
-    check_found(tensors, suggestion, usual.config.to_dict())
+    check_found(tensors, suggestion, dataclasses.asdict(usual.config))
     assert {renamed(row.foreign.replace("{i}", "0")) for row in usual.layout.rows} == {
         row.foreign.replace("{i}", "0") for row in suggestion.layout.rows
     }

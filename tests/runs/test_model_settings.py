@@ -35,6 +35,8 @@ def other_value(name, preset="vaswani2017"):
         other = next(word for word in get_args(literal[0]) if word != value)
     elif hint == bool | None:
         other = not value
+    elif hint == tuple[str, ...]:
+        return ["--labels", "no", "yes"], ("no", "yes")
     else:
         other = 6 if "int" in str(hint) else 0.25
     return [f"--{name.replace('_', '-')}", str(other)], other
@@ -44,7 +46,8 @@ def other_value(name, preset="vaswani2017"):
 def test_every_field_of_the_model_is_a_flag_and_a_line_of_yaml(tmp_path, name):
     flag, value = other_value(name)
     path = tmp_path / "settings.yaml"
-    path.write_text(yaml.safe_dump({"model": {name: value}}))
+    plain = [*value] if isinstance(value, tuple) else value
+    path.write_text(yaml.safe_dump({"model": {name: plain}}))
     by_flag, by_file = parsed("--source=x", *flag), parsed("--config", str(path))
     assert by_flag.model[name] == by_file.model[name] == value
     assert value != parsed("--source=x").model.get(name)

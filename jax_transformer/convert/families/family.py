@@ -6,9 +6,10 @@ import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from flax import traverse_util
+from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
@@ -31,6 +32,7 @@ ENCODER_REMEDY = "; the encoder alone is read with part='encoder'"
 HEADS = {"sequence": "ForSequenceClassification", "token": "ForTokenClassification"}
 HEAD_NAMES = ("classification_head.", "classifier.")  # beginnings of the names of their tensors
 HEAD_BIASES = ("classification_head.out_proj.bias", "classifier.bias")  # an element for each label
+Labels = Annotated[int, Meta(ge=1, le=2**16)]  # a number of them, which a file may claim
 ENCODER_DECODER = {"is_encoder_decoder": (True,), "is_decoder": (False,)}  # a part of `fixed`
 
 
@@ -213,7 +215,7 @@ def _head_fields(family: Family, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a head by config.json, whose absent id2label means LABEL_0 and so on."""
     named = values.get("id2label")
     if named is None:
-        count = checked("num_labels", values.get("num_labels", 2), int)
+        count = checked("num_labels", values.get("num_labels", 2), Labels)
         named = {number: f"LABEL_{number}" for number in range(count)}
     items = named.items() if isinstance(named, Mapping) else ()
     labels = {str(number): label for number, label in items}

@@ -9,6 +9,7 @@ import torch
 
 from jax_transformer import InputError, classification_loss, classify, convert, load, save
 from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.model.tree import filled_params
@@ -173,6 +174,7 @@ def test_a_head_on_a_model_that_generates_goes_home_as_a_classifier(family, tmp_
         ({"id2label": {"0": "a", "1": 5}}, "labels"),
         ({"problem_type": "ranking"}, "problem_type='ranking' must be"),
         ({"classifier_dropout": 2}, "head_dropout=2 must be"),
+        ({"id2label": None, "num_labels": 10**12}, "num_labels=.* must be a whole number"),
     ],
 )
 def test_a_damaged_head_is_refused_in_one_line(changes, message, tmp_path):
@@ -180,7 +182,7 @@ def test_a_damaged_head_is_refused_in_one_line(changes, message, tmp_path):
     values = json.loads((tmp_path / "config.json").read_text()) | changes
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError, match=message) as refusal:
-        convert.from_huggingface(tmp_path)
+        read_model_config(tmp_path)
     assert "\n" not in str(refusal.value)
 
 
