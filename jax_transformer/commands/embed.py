@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 from jax_transformer.embedding.embedder import Embedder
@@ -69,7 +70,8 @@ def embed(arguments: Arguments) -> None:
         shape = (number, len(first))
         array = np.lib.format.open_memmap(staged, "w+", np.float32, shape)
         array[0] = first
-        for index, vector in enumerate(track(vectors, "embedding", number - 1), start=1):
+        shown = track(vectors, "embedding", number - 1, console=Console(stderr=True))
+        for index, vector in enumerate(shown, start=1):
             array[index] = vector
         array.flush()
     print(f"{output} written: float32 {[*shape]}")

@@ -3,7 +3,6 @@
 import errno
 import gc
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -138,8 +137,10 @@ def quiet_libtpu(pci_devices: Path = Path("/sys/bus/pci/devices")) -> None:
 
 def sum_rows_rightly() -> None:
     """Switch off, before JAX is imported, what sums wrongly on a CPU: jax-ml/jax issue 39103."""
+    from importlib import metadata  # which takes a tenth of the time of --help
+
     flags = os.environ.get("XLA_FLAGS", "")
-    if importlib.metadata.version("jaxlib") == "0.10.2" and FUSIONS not in flags:
+    if metadata.version("jaxlib") == "0.10.2" and FUSIONS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --{FUSIONS}=-reduce"
 
 

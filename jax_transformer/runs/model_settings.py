@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_transformer.adapters import lora
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
+from jax_transformer.config.declared import checked, declarations
 from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import notes
@@ -84,8 +85,8 @@ def check_same_model(
     model: Mapping[str, Any], preset: str | None, config: TransformerConfig, name: str
 ) -> None:
     """Refuse settings of another model than `config`, which messages call `name`."""
-    fields = config.to_dict()
-    kept = {field for field in fields if field not in DROPOUT_RATES}
+    declared = declarations(TransformerConfig)
+    kept = declared.keys() - {*DROPOUT_RATES}
     by_preset = {} if preset is None else TransformerConfig.preset_fields(preset)
     for field in sorted(kept & by_preset.keys() - {*DECIDED}):
         if by_preset[field] != getattr(config, field):
@@ -93,9 +94,9 @@ def check_same_model(
                 f"preset={preset!r} has {field}={by_preset[field]!r}, but the model in {name} has "
                 f"{getattr(config, field)!r}; leave preset out"
             )
-    for field in sorted(kept):
-        value = fields[field]
-        if model.get(field, value) != value:
+    for field in sorted(kept & model.keys()):
+        value = getattr(config, field)
+        if checked(field, model[field], declared[field]) != value:  # a list may be a tuple
             raise InputError(
                 f"{field}={model[field]!r} is not that of the model in {name}, which has "
                 f"{value!r}; leave {field} out"

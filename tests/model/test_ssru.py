@@ -105,6 +105,7 @@ def test_logits_of_every_placement_are_those_of_torch(placement, x64):
     assert error(found, expected) <= bound("logits", "float64")
 
 
+@pytest.mark.exhaustive
 def test_layers_in_a_loop_and_rematerialized_ones_have_the_same_gradients():
     config = small_config("ssru")
     params, (src, tgt) = random_params(config), random_tokens(config)

@@ -41,7 +41,10 @@ def traced_shapes(config):
     """Return the shapes of what the modules ask for while Flax traces a forward pass."""
     vectors = config.token_embeddings == "none"
     tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), int)
-    tree = jax.eval_shape(Transformer(config).init, jax.random.key(0), tokens, tokens)["params"]
+    call = ("__call__", tokens, tokens) if config.head == "none" else ("classify", tokens)
+    tree = jax.eval_shape(
+        lambda key: Transformer(config).init(key, *call[1:], method=call[0]), jax.random.key(0)
+    )["params"]
     return {path: leaf.shape for path, leaf in flatten(tree).items()}
 
 
@@ -91,7 +94,10 @@ def test_every_parameter_is_of_the_configs_with_the_fields_that_it_needs():
         str(parameter.needs): parameter.needs for parameter in PARAMETERS.values()
     }.values():
         first = {name: values[0] for name, values in needs.items()}
-        config = TransformerConfig(**SMALL | first)
+        if head := first.pop("head", None):
+            config = TransformerConfig(**SMALL).with_head(head, labels=["no", "yes"])
+        else:
+            config = TransformerConfig(**SMALL | first)
         check_declared(config)
         having = {parameter.path for parameter in parameters_of(config)}
         assert having >= {path for path, one in PARAMETERS.items() if one.needs == needs}

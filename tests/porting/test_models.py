@@ -22,10 +22,10 @@ FLOATS = (
 )
 SHORTER = "[(7, 5)]"
 FAR = dict.fromkeys(("windows", "far_window", "buckets"), "[(17, 13), (150, 141)]")
-QUICK = ["fused_heads", "wrapped", "modern", "buffers", "one_norm_of_attentions", "buckets"]
-QUICK += ["one_attention", "rezero", "far_window", "features"]
+QUICK = ["fused_heads", "wrapped", "modern", "buffers", "one_norm_of_attentions", "far_window"]
 # Of the rest CI runs those that are found or refused in a way of their own; the sweep has all.
-SOME = ["fused_rows", "clones", "kernels", "sequence_first", "zeroed_rows", "einsum_kernels"]
+SOME = ["buckets", "one_attention", "rezero", "features"]
+SOME += ["fused_rows", "clones", "kernels", "sequence_first", "zeroed_rows", "einsum_kernels"]
 SOME += ["padded_inside", "log_softmax", "logit_cap", "score_cap", "rotary_pairs", "view_of_heads"]
 SOME += ["softmax_of_queries", "deep_residual", "wide_values", "side_by_side", "layer_memory"]
 SOME += ["normed_queries", "shifted_inside", "unbiased_variance"]

@@ -47,9 +47,9 @@ def test_both_frameworks_begin_with_a_zero_vector(name):
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
         apply = functools.partial(jax_transformer.apply, config=config, src=src, tgt=tgt)
-        logits, pull = jax.vjp(apply, wide)
-        gradient = np.asarray(pull(jnp.ones_like(logits))[0]["token_embedding"]["embedding"])
-        logits = np.asarray(logits)
+        summed = lambda params: (jnp.sum(logits := apply(params)), logits)  # noqa: E731
+        (_, logits), gradient = jax.jit(jax.value_and_grad(summed, has_aux=True))(wide)
+        logits, gradient = np.asarray(logits), np.asarray(gradient["token_embedding"]["embedding"])
     tensors = to_torch(wide, config)
     model = torch_reference.Transformer(config).double().eval()
     model.load_state_dict({key: torch.as_tensor(tensor) for key, tensor in tensors.items()})
