@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int32
 from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, with_tokens
 from jax_transformer.decoding.rules import Rules, apply_rules, forced_tokens, is_end
 from jax_transformer.decoding.sampling import sample
+from jax_transformer.kernels.execution import Argmax
 
 BLOCK = 256  # ids whose largest score is compared first
 
@@ -19,6 +20,7 @@ def extend_by_token(
     normalizer: Float[Array, "B 1"],
     selection: Selection,
     pad_id: int,
+    argmax: Argmax,
 ) -> State:
     """Extend each target by its most likely next token, or by a drawn one.
 
@@ -29,7 +31,12 @@ def extend_by_token(
     allowed = apply_rules(logits, state.sequences, step, rules)[:, 0]
     logits, normalizer = logits[:, 0], normalizer[:, 0]
     sampling = selection.sampling
-    token = likeliest(allowed) if sampling is None else sample(allowed, step, sampling)
+    if sampling is not None:
+        token = sample(allowed, step, sampling)
+    elif argmax == "at_once":
+        token = jnp.argmax(allowed, axis=1).astype(jnp.int32)
+    else:
+        token = likeliest(allowed)
     score = _score(logits, normalizer, allowed, token, step, rules)
     failed = running & ~jnp.isfinite(normalizer)
     token = jnp.where(running & ~failed, token, pad_id)

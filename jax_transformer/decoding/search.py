@@ -117,7 +117,7 @@ def take_steps(
         bounds: The steps end when at most so many sources have not ended, or after so many steps.
     """
     if state.scores.shape[1] == 1:
-        extend = partial(extend_by_token, pad_id=configs[0].pad_id)
+        extend = partial(extend_by_token, pad_id=configs[0].pad_id, argmax=execution.argmax)
     else:
         extend = partial(extend_beam, top_k=execution.top_k)
     models = list(zip(params, configs, strict=True))

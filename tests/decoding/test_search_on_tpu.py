@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from jax_transformer import generate
+from jax_transformer.decoding.greedy import BLOCK
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.transformer import init_params
@@ -107,7 +108,7 @@ def test_a_step_writes_the_cache_in_place(search):
 
 
 def test_no_form_of_a_cpu_enters_the_loop(search):
-    """Rows are not flattened, nor cut into panels, and a product serves all heads."""
+    """Rows are not flattened, nor logits and kernels cut; a product serves all heads."""
     loop, width = search.lowered_loop, CONFIG.d_model
     products = re.findall(r"dot_general.*: \(tensor<(\S+)>, tensor<(\S+)>\) ->", loop)
     caches = [f"{ROWS}x{length}x{width}xbf16" for length in (TARGET * search.count, SOURCE)]
@@ -115,6 +116,7 @@ def test_no_form_of_a_cpu_enters_the_loop(search):
         cache for cache in caches for _ in ("keys", "values")
     ]
     assert all(left.startswith(f"{ROWS}x{search.count}x") for left, _ in products)
+    assert f"tensor<{ROWS}x{VOCAB // BLOCK}x{BLOCK}x" not in loop
 
 
 def test_norms_read_float32_and_convert_nothing_in_the_loop(search):
