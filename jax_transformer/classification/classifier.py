@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
@@ -77,7 +78,7 @@ class Classifier:
 
         def scores(params: Params, src: Array, lengths: Array) -> Array:
             # Not by the id of padding, which a text may spell.
-            mask = (jax.numpy.arange(src.shape[1]) < lengths[:, None])[:, None, None]
+            mask = (jnp.arange(src.shape[1]) < lengths[:, None])[:, None, None]
             execution = self._batched.execution
             return classify(params, self.model.config, src, mask, execution=execution)
 
@@ -173,8 +174,11 @@ class Classifier:
         pairs = {isinstance(text, tuple | list) and len(text) == 2 for text in texts}
         if len(pairs) > 1:
             raise InputError("texts and pairs of texts are mixed; give either")
-        [*checked_texts([part for text in texts for part in text] if True in pairs else texts)]
-        encode = tokenizer.encode_pairs if True in pairs else tokenizer.encode_source
+        are_pairs = True in pairs
+        parts = [part for text in texts for part in text] if are_pairs else texts
+        for _ in checked_texts(parts):  # refuses what is no string
+            pass
+        encode = tokenizer.encode_pairs if are_pairs else tokenizer.encode_source
         rows = self._batched.rows(encode, texts, 0)
         return self._batched.compute(self._function, rows)
 
