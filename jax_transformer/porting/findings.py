@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ MOST_CALLS, MOST_PATHS = 3, 6  # that a refusal names
 Window = tuple[int | None, int | None]  # earlier and later positions that are seen; None is all
 
 
-@dataclasses.dataclass
 class Findings:
     """What a run says.
 
@@ -38,23 +36,20 @@ class Findings:
         first_id: Id that the program puts before the targets; None if it puts none.
     """
 
-    values: dict[str, dict[Any, list[str]]] = dataclasses.field(default_factory=dict)
-    elements: dict[str, Elements] = dataclasses.field(default_factory=dict)
-    refusals: dict[tuple[str, ...], dict[str, None]] = dataclasses.field(default_factory=dict)
-    only_masks: bool = True
-    attentions: dict[tuple[str, str], Attention] = dataclasses.field(default_factory=dict)
-    notes: list[str] = dataclasses.field(default_factory=list)
-    windows: dict[str, list[Window]] = dataclasses.field(default_factory=lambda: defaultdict(list))
-    rotary: dict[str, list[Rotary | None]] = dataclasses.field(
-        default_factory=lambda: defaultdict(list)
-    )
-    window_calls: list[Call] = dataclasses.field(default_factory=list)
-    relative: dict[str, list[tuple[str, Elements]]] = dataclasses.field(
-        default_factory=lambda: defaultdict(list)
-    )
-    farthest: tuple[int, int] = (0, 2**31)
-    tables: dict[str, PositionTable] = dataclasses.field(default_factory=dict)
-    first_id: int | None = None
+    def __init__(self) -> None:
+        self.values: dict[str, dict[Any, list[str]]] = {}
+        self.elements: dict[str, Elements] = {}
+        self.refusals: dict[tuple[str, ...], dict[str, None]] = {}
+        self.only_masks = True
+        self.attentions: dict[tuple[str, str], Attention] = {}
+        self.notes: list[str] = []
+        self.windows: dict[str, list[Window]] = defaultdict(list)
+        self.rotary: dict[str, list[Rotary | None]] = defaultdict(list)
+        self.window_calls: list[Call] = []
+        self.relative: dict[str, list[tuple[str, Elements]]] = defaultdict(list)
+        self.farthest = (0, 2**31)
+        self.tables: dict[str, PositionTable] = {}
+        self.first_id: int | None = None
 
     def say(self, field: str, value: Any, where: object) -> None:
         """Note that a place has a value of a field."""
