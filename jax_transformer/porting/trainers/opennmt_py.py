@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
-
-if TYPE_CHECKING:
-    from jax_transformer.tokenizers import Tokenizer
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
 EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
@@ -146,17 +142,17 @@ def _special_ids(model: TrainerCheckpoint) -> tuple[int, int, int, int]:
     return tuple(ids)
 
 
-def _tokenizer(model: TrainerCheckpoint, config: TransformerConfig) -> Tokenizer | None:
-    unk_id = _special_ids(model)[3]
-    return vocabulary.word_tokenizer(model, config, unk_id, source_suffix=[])  # and no EOS
-
-
 TRAINER = Trainer(
     "opennmt_py",
     marks=({"opt", "vocab"},),
     read=_read,
     fields=_fields,
-    tokenizer=_tokenizer,
+    tokenizer=lambda model, config: vocabulary.word_tokenizer(
+        model,
+        config,
+        _special_ids(model)[3],
+        source_suffix=[],  # and no EOS
+    ),
     remedy=(
         "convert a checkpoint of version 2 with convertv2_v3.py of OpenNMT-py 3; else, with it "
         "installed, c = torch.load('model.pt', weights_only=False); torch.save({n: c[n] for n in "

@@ -34,10 +34,9 @@ def word_tokenizer(
     """
     if model.source_tokens is None or model.target_tokens is None:
         return None
-    for side, tokens, size in (
-        ("source", model.source_tokens, config.src_vocab_size),
-        ("target", model.target_tokens, config.tgt_vocab_size),
-    ):
+    sides = {"source": model.source_tokens, "target": model.target_tokens}
+    sizes = (config.src_vocab_size, config.tgt_vocab_size)
+    for (side, tokens), size in zip(sides.items(), sizes, strict=True):
         if len(tokens) != size:
             raise InputError(
                 f"the {side} vocabulary has {len(tokens)} tokens, but the model has {size}; use "
@@ -54,7 +53,7 @@ def word_tokenizer(
     settings["source_suffix"] = list(source_suffix)
     special_ids = sorted({settings[name] for name in SPECIAL})
     both = []
-    for side, tokens in (("source", model.source_tokens), ("target", model.target_tokens)):
+    for side, tokens in sides.items():
         files = {"tokenizer.json": _tokenizer_json(tokens, unk_id, special_ids, any_whitespace)}
         sized = settings | {"vocab_size": len(tokens)}
         both.append(READERS["tokenizer_json"](files, sized, f"the {side} vocabulary"))
