@@ -226,18 +226,14 @@ class Probe:
         if kernel.min() < 0 or kernel.max() >= self.size:
             return False
         weights, x = self.drawn(keys), self.random.normal(size=len(kernel))
-        zero, one = (self.output(starts, end, weights, f * x) for f in (0, 1))
-        expected = factor * (x @ self.numbers(kernel, weights))
-        return bool(np.abs(one - zero - expected).max() <= CLOSE * np.abs(expected).max())
-
-    def numbers(self, elements: Elements, weights: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Return the numbers that elements have, of weights by key; nan of other weights."""
-        found = np.full(elements.shape, np.nan)
+        numbers = np.full(kernel.shape, np.nan)  # of elements of other weights
         for key, array in weights.items():
-            places = elements - self.first[key]
+            places = kernel - self.first[key]
             inside = (places >= 0) & (places < array.size)
-            found[inside] = array.reshape(-1)[places[inside]]
-        return found
+            numbers[inside] = array.reshape(-1)[places[inside]]
+        zero, one = (self.output(starts, end, weights, f * x) for f in (0, 1))
+        expected = factor * (x @ numbers)
+        return bool(np.abs(one - zero - expected).max() <= CLOSE * np.abs(expected).max())
 
     def leaf_of(self, elements: Elements) -> Leaf:
         """Return the weight that the first of some elements is of."""

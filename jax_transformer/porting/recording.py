@@ -306,8 +306,6 @@ def _covers(old: list[Any], new: list[Any]) -> bool:
     for offset, shape, strides in (old, new):
         if math.prod(shape) > MOST_NUMBERS:
             raise ValueError(f"an alias of shape {shape}")
-        inside = np.array([offset])
-        for length, stride in zip(shape, strides, strict=True):
-            inside = (inside[:, None] + stride * np.arange(length)).reshape(-1)
-        places.append(inside)
+        axes = [s * np.arange(n) for n, s in zip(shape, strides, strict=True)]
+        places.append(offset + sum(np.ix_(*axes)))
     return bool(np.isin(places[0], places[1]).all())
