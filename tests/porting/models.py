@@ -47,16 +47,26 @@ class Bare(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
 
-class Conv1D(nn.Module):
-    """A matrix (inputs, outputs) that is multiplied from the right, as GPT-2's."""
+class Kernel(nn.Module):
+    """A matrix (inputs, outputs) that is multiplied from the right."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.kernel = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x):
+        return x @ self.kernel
+
+
+class Conv1D(Kernel):
+    """The same with a bias, as GPT-2's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x):
-        return x @ self.weight + self.bias
+        return super().forward(x) + self.bias
 
 
 class Mixer(nn.Module):
@@ -146,33 +156,6 @@ class SlicedMixer(FunctionMixer):
         kernels, biases = self.kqv.weight.chunk(3), self.kqv.bias.chunk(3)
         key, query, value = map(functional.linear, (y, x, y), kernels, biases)
         return map(self.split, (query, key, value))
-
-
-class ListMixer(FunctionMixer):
-    """Query, key, value and output are a list."""
-
-    def hold(self, program, width, crossing):
-        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-    def project(self, x, y):
-        return [self.split(part(z)) for part, z in zip(self.linears, (x, y, y), strict=False)]
-
-    def join(self, x):
-        return self.linears[-1](x)
-
-
-class KernelMixer(FunctionMixer):
-    """Plain parameters (inputs, outputs)."""
-
-    def hold(self, program, width, crossing):
-        for name in "qkvo":
-            self.register_parameter(name, nn.Parameter(torch.randn(width, width)))
-
-    def project(self, x, y):
-        return [self.split(z @ kernel) for z, kernel in ((x, self.q), (y, self.k), (y, self.v))]
-
-    def join(self, x):
-        return x @ self.o
 
 
 class NarrowMixer(FunctionMixer):
@@ -385,20 +368,6 @@ class HalvesNetwork(Network):
     def forward(self, x):
         x, gate = self.widen(x).chunk(2, dim=-1)
         return self.narrow(self.activation(gate) * x)
-
-
-class KernelNetwork(nn.Module):
-    """Plain parameters (inputs, outputs)."""
-
-    def __init__(self, program):
-        super().__init__()
-        width, wide = program.width, program.wide
-        shapes = {"wi": (width, wide), "bi": (wide,), "wf": (wide, width), "bf": (width,)}
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
-
-    def forward(self, x):
-        return functional.gelu(x @ self.wi + self.bi) @ self.wf + self.bf
 
 
 class WindowNetwork(nn.Module):
@@ -818,8 +787,8 @@ class FusedHeads(Timed):
 class Clones(Timed):
     """Norms by the deviation, log-probabilities."""
 
-    heads, vocabularies, depth, longest, pad = 4, (31, 37), (3, 3), 50, 0
-    mixer, before = ListMixer, (True, True)
+    vocabularies, longest, pad = (31, 37), 50, 0
+    mixer, before = FunctionMixer, (True, True)
     norm = staticmethod(partial(StdNorm, epsilon=1e-6, scale="a_2", bias="b_2"))
 
     def after(self, logits):
@@ -833,19 +802,11 @@ class MeanFree(Translator):
 
 
 class Kernels(LearnedSides):
-    """Plain parameters everywhere, also of the output; normed embeddings."""
+    """Kernels (inputs, outputs) everywhere, also of the output; normed embeddings."""
 
     width, wide, vocabularies, longest, pad = 16, 48, (31, 31), 19, 0
-    mixer, norm, network = KernelMixer, layer_norm(eps=1e-12), KernelNetwork
-    starts, ending, scaled = True, None, False
-
-    def __init__(self):
-        super().__init__()
-        self.to_words = nn.Parameter(torch.randn(self.width, self.vocabularies[1]))
-        self.words_bias = nn.Parameter(torch.zeros(self.vocabularies[1]))
-
-    def logits(self, y):
-        return y @ self.to_words + self.words_bias
+    mixer, norm, activation = FunctionMixer, layer_norm(eps=1e-12), nn.GELU
+    products, starts, ending, scaled = (Kernel, Kernel, Conv1D), True, Conv1D, False
 
 
 class Letters(Translator):
