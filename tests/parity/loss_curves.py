@@ -64,7 +64,7 @@ def main() -> None:
         label_smoothing=0.1,
         learning_rate_factor=0.25,
     )
-    result = run(config, settings, HELD_OUT, jax.jit)
+    result = run(config, settings, HELD_OUT)
     ours, theirs = result.trained.our_losses, result.trained.their_losses
     with rc_context(STYLE):
         draw(ours, theirs)

@@ -82,10 +82,10 @@ def random_batches(config: TransformerConfig, count: int) -> list[Batch]:
     return batches
 
 
-def forward(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> dict[str, float]:
+def forward(pair: Pair, batch: Batch, jit: Jit = jax.jit) -> float:
     """Return the error of the logits."""
     run = jit(lambda params: apply(params, pair.config, batch.src, batch.tgt_in))
-    return {"logits": error(run(pair.params), pair.module(*map(torch.from_numpy, batch[:2])))}
+    return error(run(pair.params), pair.module(*map(torch.from_numpy, batch[:2])))
 
 
 def gradient_functions(
@@ -160,21 +160,19 @@ class Trained(NamedTuple):
     their_losses: np.ndarray
 
 
-def train(
-    pair: Pair, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
-) -> Trained:
+def train(pair: Pair, batches: list[Batch], settings: TrainingConfig) -> Trained:
     """Make one optimizer step a batch in both frameworks, from the pair's weights."""
     pair.module.load_state_dict(convert.to_torch(pair.params, pair.config), strict=True)
-    ours, our_losses = steps(pair.config, batches, settings, jit)(pair.params)
+    ours, our_losses = steps(pair.config, batches, settings)(pair.params)
     theirs, their_losses = steps_in_torch(pair.module, pair.config, batches, settings)
     return Trained(ours, theirs, our_losses, their_losses)
 
 
 def steps(
-    config: TransformerConfig, batches: list[Batch], settings: TrainingConfig, jit: Jit = jax.jit
+    config: TransformerConfig, batches: list[Batch], settings: TrainingConfig
 ) -> Callable[[dict], tuple[dict, np.ndarray]]:
     """Return what makes one optimizer step a batch: from params to params and losses."""
-    step = jit(make_run_step(config, settings))
+    step = jax.jit(make_run_step(config, settings))
 
     def run(params):
         state = init_state(config, settings, jax.tree.map(jnp.array, params))

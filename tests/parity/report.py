@@ -37,7 +37,7 @@ def measure_preset(preset: str, dtype: str) -> list[str]:
         trained = measure.train(pair, batches, measure.SETTINGS)
     jax.config.update("jax_enable_x64", False)
     return [
-        f"{forward['logits']:.1e}",
+        f"{forward:.1e}",
         *(cell(gradients[objective]) for objective in ("logits", "loss")),
         cell(measure.training_errors(trained)),
     ]
@@ -69,7 +69,7 @@ def precisions() -> list[str]:
 
 def precision_row(name: str, pair: Any, batch: Any, jit: measure.Jit = jax.jit) -> str:
     """Return the row of one precision."""
-    forward = measure.forward(pair, batch, jit)["logits"]
+    forward = measure.forward(pair, batch, jit)
     errors = measure.gradients(pair, batch, jit)["loss"]
     return f"| {name} | {forward:.1e} | {measure.worst(errors)[1]:.1e} |"
 
