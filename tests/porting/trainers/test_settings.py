@@ -191,31 +191,6 @@ def test_heads_are_asked_for_only_where_they_are_not_recorded(tmp_path):
         porting.from_trainer(path, num_heads=4)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "config.yaml cannot be read; copy the file beside the checkpoint.*No such"),
-        ("model: [", "config.yaml: is not YAML"),
-        ("- 1", "config.yaml: has no section 'model'"),
-        ("model: 3", "config.yaml: has no section 'model'"),
-        ("model: !!python/object/apply:os.system [touch canary]", "config.yaml: is not YAML"),
-        ("[" * 10_000, "config.yaml: is not YAML"),
-        ("x: " + "y" * 2**20, "config.yaml is no regular file of at most 131,072 bytes"),
-    ],
-    ids=["absent", "damaged", "list", "number", "code", "deep", "long"],
-)
-def test_damaged_settings_of_joeynmt_are_refused(tmp_path, monkeypatch, text, message):
-    monkeypatch.chdir(tmp_path)
-    path = JoeyNMT().save(tmp_path)
-    (tmp_path / "config.yaml").unlink()
-    if text is not None:
-        (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(InputError, match=message) as refused:
-        porting.from_trainer(path)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "canary").exists()
-
-
 def test_special_ids_of_joeynmt_come_from_its_settings(tmp_path):
     path = JoeyNMT().save(tmp_path)
     whole = yaml.safe_load((tmp_path / "config.yaml").read_text())

@@ -13,13 +13,25 @@ def tokenizer_of(module, folder):
     return porting.from_trainer(module.save(folder))[2]
 
 
-def test_fairseq_ends_sources_and_targets_and_begins_with_the_end(tmp_path):
-    tokenizer = tokenizer_of(Fairseq(), tmp_path)
-    assert tokenizer.encode_source(["w0  w32 w99\tw1 "]) == [[4, 36, 3, 5, 2]]
-    assert tokenizer.encode_target(["w0 w32 w26"]) == [[4, 3, 30, 2]]  # the target has 27 words
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (1, 2, 2)
+@pytest.mark.parametrize(
+    ("program", "source", "source_ids", "target_ids", "special"),
+    [
+        # Any whitespace parts words; sources end with EOS, which begins targets, too.
+        (Fairseq, "w0  w32 w99\tw1 ", [4, 36, 3, 5, 2], [4, 3, 30, 2], (1, 2, 2, 3)),
+        # Spaces alone part words.
+        (JoeyNMT, "w0 w32 w99 w0\u00a0w1", [4, 36, 0, 0, 3], [4, 0, 30, 3], (1, 2, 3, 0)),
+        # Sources do not end with EOS.
+        (OpenNMT, "w0 w99 w32", [4, 0, 36], [4, 0, 30, 3], (1, 2, 3, 0)),
+    ],
+)
+def test_ids_are_those_of_the_program(tmp_path, program, source, source_ids, target_ids, special):
+    tokenizer = tokenizer_of(program(), tmp_path)
+    assert tokenizer.encode_source([source]) == [source_ids]
+    assert tokenizer.encode_target(["w0 w32 w26"]) == [target_ids]  # the target has 27 words
     assert (tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) == (37, 31)
-    assert tokenizer.decode([4, 3, 30, 2, 1, 1]) == "w0 <unk> w26"
+    pad = tokenizer.pad_id
+    assert (pad, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == special
+    assert tokenizer.decode([*target_ids, pad, pad]) == "w0 <unk> w26"
 
 
 def test_a_joined_dictionary_is_one_tokenizer(tmp_path):
@@ -28,41 +40,15 @@ def test_a_joined_dictionary_is_one_tokenizer(tmp_path):
     assert tokenizer.encode_source(["w0 w32"]) == tokenizer.encode_target(["w0 w32"])
 
 
-def test_joeynmt_splits_at_spaces_alone(tmp_path):
-    tokenizer = tokenizer_of(JoeyNMT(), tmp_path)
-    assert tokenizer.encode_source(["w0 w32 w99 w0\u00a0w1"]) == [[4, 36, 0, 0, 3]]
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 3, 0)
-    assert tokenizer.decode([4, 0, 30, 3]) == "w0 <unk> w26"
-
-
-def test_sources_of_opennmt_do_not_end_with_eos(tmp_path):
-    tokenizer = tokenizer_of(OpenNMT(), tmp_path)
-    assert tokenizer.encode_source(["w0 w99 w32"]) == [[4, 0, 36]]
-    assert tokenizer.encode_target(["w0 w99 w26"]) == [[4, 0, 30, 3]]
-    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id) == (1, 2, 3, 0)
-
-
-def test_the_notebook_has_none(tmp_path):
-    path = AnnotatedTransformer().save(tmp_path)
-    assert porting.from_trainer(path, num_heads=4)[2] is None
-
-
-@pytest.mark.parametrize("module", [Fairseq, JoeyNMT])
-def test_without_the_files_there_is_none(tmp_path, module):
-    path = module().save(tmp_path)
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [(Fairseq, {}), (JoeyNMT, {}), (AnnotatedTransformer, {"num_heads": 4})],
+)
+def test_without_files_of_a_vocabulary_there_is_none(tmp_path, program, options):
+    path = program().save(tmp_path)
     for file in tmp_path.glob("*.txt"):
         file.unlink()
-    assert porting.from_trainer(path)[2] is None
-
-
-def test_a_vocabulary_of_another_model_is_refused(tmp_path):
-    path = JoeyNMT().save(tmp_path)
-    with (tmp_path / "trg_vocab.txt").open("a") as file:
-        file.write("more\n")
-    with pytest.raises(
-        InputError, match="the target vocabulary has 32 tokens, but the model has 31"
-    ):
-        porting.from_trainer(path)
+    assert porting.from_trainer(path, **options)[2] is None
 
 
 def test_dictionaries_of_fairseq(tmp_path):
@@ -72,22 +58,39 @@ def test_dictionaries_of_fairseq(tmp_path):
     assert read_dictionary(file) == ["<s>", "<pad>", "</s>", "<unk>", *words]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"the\n", "dict.en.txt: line 1 is no token with its count"),
-        (b"the 3\na x\n", "dict.en.txt: line 2 is no token with its count"),
-        (b" 3\n", "line 1 is no token with its count"),
-        (b"the 3\na 1\nthe 2\n", "line 3 repeats a token"),
-        (b"<pad> 3\n", "line 1 repeats a token"),
-        (b"\xff\xfe 3\n", "dict.en.txt cannot be read.*it is not UTF-8"),
-    ],
-)
-def test_damaged_dictionaries_are_refused(tmp_path, content, message):
-    path = Fairseq().save(tmp_path)
-    (tmp_path / "dict.en.txt").write_bytes(content)
-    with pytest.raises(InputError, match=message):
+CODE = "python/object/apply:os.system"
+MISSING = "cannot be read; copy the file beside the checkpoint"
+WRITERS = {"dict.en.txt": Fairseq, "trg_vocab.txt": JoeyNMT, "config.yaml": JoeyNMT}
+# A file beside a checkpoint, its content (None: it is missing), and what is said.
+DAMAGED = [
+    ("dict.en.txt", "the\n", "dict.en.txt: line 1 is no token with its count"),
+    ("dict.en.txt", "the 3\na x\n", "dict.en.txt: line 2 is no token with its count"),
+    ("dict.en.txt", " 3\n", "line 1 is no token with its count"),
+    ("dict.en.txt", "the 3\na 1\nthe 2\n", "line 3 repeats a token"),
+    ("dict.en.txt", "<pad> 3\n", "line 1 repeats a token"),
+    ("dict.en.txt", b"\xff\xfe 3\n", f"dict.en.txt {MISSING}.*it is not UTF-8"),
+    ("trg_vocab.txt", "\n" * 32, "the target vocabulary has 32 tokens, but the model has 31"),
+    ("config.yaml", None, f"config.yaml {MISSING}.*No such"),
+    ("config.yaml", "model: [", "config.yaml: is not YAML"),
+    ("config.yaml", "- 1", "config.yaml: has no section 'model'"),
+    ("config.yaml", "model: 3", "config.yaml: has no section 'model'"),
+    ("config.yaml", f"model: !!{CODE} [touch canary]", "config.yaml: is not YAML"),
+    ("config.yaml", "[" * 10_000, "config.yaml: is not YAML"),
+    ("config.yaml", "y" * 2**20, "config.yaml is no regular file of at most 131,072 bytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGED, ids=[row[2] for row in DAMAGED])
+def test_damaged_files_are_refused(tmp_path, monkeypatch, name, content, message):
+    monkeypatch.chdir(tmp_path)
+    path = WRITERS[name]().save(tmp_path)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message) as refused:
         porting.from_trainer(path)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_language_is_no_path(tmp_path):
