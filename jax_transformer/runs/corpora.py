@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 from rich.console import Console
 
 from jax_transformer.errors import InputError
@@ -41,11 +40,11 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.05, 1000
 class RunText(NamedTuple):
     """The text of a run before it is encoded."""
 
-    training: list[Text | TextFiles]  # several where they are mixed: first pairs, then documents
-    held_out: Int64[np.ndarray, "_"]  # pairs that are left out, ascending; none of several texts
-    validation: list[Text]
-    tokenizer: Tokenizer
+    tasks: list[Task]  # a training text each; several are mixed: first pairs, then documents
     prefixes: tuple[str, ...]  # of the sources of each training text
+    validation: list[Text]
+    is_held_out: bool  # whether the validation text is a part of the only training text
+    tokenizer: Tokenizer
 
 
 class Corpora(NamedTuple):
@@ -158,7 +157,19 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
             seed=seed,
             console=console,
         )
-    return RunText(texts, without, validation, tokenizer, prefixes)
+    tasks = []
+    for text, prefix in zip(texts, prefixes, strict=True):
+        is_plain = text.reading.documents is not None
+        task = corpus_task(
+            text,
+            tokenizer,
+            filters=Filters(LONGEST_TEXT) if is_plain else arguments.filters,
+            left_out={"held out for validation": without},
+            drop_duplicates=arguments.drop_duplicates,
+            prefix="" if is_plain else prefix,
+        )
+        tasks.append(task)
+    return RunText(tasks, prefixes, validation, len(without) > 0, tokenizer)
 
 
 def _files(arguments: Arguments, prefix: str = "") -> list[TextFiles]:
@@ -193,7 +204,7 @@ def encode_corpora(
     Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
     another sha256 than that of a resumed run is refused before it is encoded.
     """
-    tasks, tokenizer = _tasks(run_text, arguments), run_text.tokenizer
+    tasks, tokenizer = run_text.tasks, run_text.tokenizer
     objectives = [
         _objective(arguments, tokenizer, prefix) if task.text.reading.documents else None
         for task, prefix in zip(tasks, run_text.prefixes, strict=True)
@@ -211,7 +222,7 @@ def encode_corpora(
         for task, objective in zip(tasks, objectives, strict=True)
     ]
     origin = ""
-    if len(run_text.held_out):
+    if run_text.is_held_out:
         origin = f"{run_text.validation[0].pairs:,} {training[0].unit} of the training text, "
         origin += "chosen by the seed; "
     report = (
@@ -250,7 +261,7 @@ def _validation_corpora(
         skips_bad_lines = arguments.reading.bad_lines == "skip"
         corpus = encode_text(text, tokenizer, max_length, skips_bad_lines)
         overlong = corpus.counts.dropped["dropped as too long"]
-        if overlong and not len(run_text.held_out):
+        if overlong and not run_text.is_held_out:
             raise InputError(
                 f"max_length={max_length} is too short for {overlong:,} of "
                 f"{text.pairs:,} validation pairs; raise it or remove them from the files"
@@ -263,27 +274,8 @@ def _validation_corpora(
 
 def try_corpora(run_text: RunText, arguments: Arguments, console: Console) -> tuple[str, ...]:
     """Return the lines of the report on the training text, and write no prepared corpus."""
-    counts = (dry_run(arguments.store, task, console) for task in _tasks(run_text, arguments))
+    counts = (dry_run(arguments.store, task, console) for task in run_text.tasks)
     return tuple(f"training: {each.report()}" for each in counts)
-
-
-def _tasks(run_text: RunText, arguments: Arguments) -> list[Task]:
-    # None is held out where there are several texts.
-    left_out = {"held out for validation": run_text.held_out}
-    tasks = []
-    for text, prefix in zip(run_text.training, run_text.prefixes, strict=True):
-        is_plain = text.reading.documents is not None
-        tasks.append(
-            corpus_task(
-                text,
-                run_text.tokenizer,
-                filters=Filters(LONGEST_TEXT) if is_plain else arguments.filters,
-                left_out=left_out,
-                drop_duplicates=arguments.drop_duplicates,
-                prefix="" if is_plain else prefix,
-            )
-        )
-    return tasks
 
 
 def _fitting(text: Text, tokenizer: Tokenizer, max_length: int) -> Text:

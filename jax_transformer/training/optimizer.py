@@ -115,46 +115,36 @@ def scale_by_adam(training_config: TrainingConfig) -> optax.GradientTransformati
     return optax.GradientTransformationExtraArgs(moments.init, update)
 
 
-def adam(
-    config: TransformerConfig, training_config: TrainingConfig
-) -> optax.GradientTransformationExtraArgs:
-    """Return Adam (Kingma and Ba 2015) under the schedule, after clipping.
-
-    Weight decay is decoupled, as in torch.optim.AdamW (Loshchilov and Hutter 2019): learning rate
-    times decay times parameter, no part of the moments; biases and norms do not decay.
-    """
-    chain = [scale_by_adam(training_config)]
-    if training_config.clip_norm is not None:
-        chain.insert(0, clip_by_global_norm(training_config.clip_norm))
-    if training_config.weight_decay:
-        chain.append(optax.add_decayed_weights(training_config.weight_decay, mask=decayed))
-    schedule = learning_rate_schedule(config, training_config)
-    chain.append(refusable(optax.scale_by_learning_rate(schedule)))
-    return optax.chain(*chain)
-
-
 def optimizer_by_name(
     config: TransformerConfig, training_config: TrainingConfig
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `adam`, or Adafactor or Muon of optax, under the schedule, after clipping."""
-    if training_config.optimizer == "adam":
-        return adam(config, training_config)
+    """Return Adam (Kingma and Ba 2015), or optax's Adafactor or Muon, under schedule and clipping.
+
+    Adam's weight decay is decoupled, as in torch.optim.AdamW (Loshchilov and Hutter 2019): learning
+    rate times decay times parameter, no part of the moments; biases and norms do not decay.
+    """
     schedule = learning_rate_schedule(config, training_config)
-    if training_config.optimizer == "adafactor":
-        optimizer = optax.adafactor(schedule)
+    decay, clip_norm = training_config.weight_decay, training_config.clip_norm
+    if training_config.optimizer == "adam":
+        chain = [scale_by_adam(training_config)]
+        if decay:
+            chain.append(optax.add_decayed_weights(decay, mask=decayed))
+        chain.append(refusable(optax.scale_by_learning_rate(schedule)))
+    elif training_config.optimizer == "adafactor":
+        chain = [refusable(optax.adafactor(schedule))]
     else:
-        optimizer = optax.contrib.muon(
+        muon = optax.contrib.muon(
             schedule,
-            weight_decay=training_config.weight_decay,
+            weight_decay=decay,
             weight_decay_mask=decayed,
             adam_b1=training_config.adam_beta1,
             adam_b2=training_config.adam_beta2,
-            adam_weight_decay=training_config.weight_decay,
+            adam_weight_decay=decay,
             muon_weight_dimension_numbers=_kernels_of_layers,
         )
-    chain = [refusable(optimizer)]
-    if training_config.clip_norm is not None:
-        chain.insert(0, clip_by_global_norm(training_config.clip_norm))
+        chain = [refusable(muon)]
+    if clip_norm is not None:
+        chain.insert(0, clip_by_global_norm(clip_norm))
     return optax.chain(*chain)
 
 
@@ -233,8 +223,8 @@ def with_guard(
     of the recent losses. It joins them, so a loss that stays at its level is accepted later.
 
     Args:
-        optimizer: Keeps its state where the argument `accepted` of `update` is False: `adam`, or
-            another optimizer made `refusable`.
+        optimizer: Keeps its state where the argument `accepted` of `update` is False: that of
+            `optimizer_by_name`, or another one made `refusable`.
         spike_factor: None rejects no spikes.
     """
 

@@ -19,7 +19,7 @@ from jax_transformer.model.layers import MultiHeadAttention
 from jax_transformer.model.norms import norm
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
-from jax_transformer.training.optimizer import adam
+from jax_transformer.training.optimizer import optimizer_by_name
 from tests.models import random_params, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, check_float32, error
@@ -377,7 +377,7 @@ WRONG_OPTIMIZERS = {
 @pytest.mark.parametrize("wrong", [None, *WRONG_OPTIMIZERS])
 def test_a_hundred_steps_from_equal_gradients(wrong, x64):
     config = TransformerConfig(d_model=42, num_heads=3)
-    optimizer = WRONG_OPTIMIZERS[wrong] if wrong else adam(config, SETTINGS)
+    optimizer = WRONG_OPTIMIZERS[wrong] if wrong else optimizer_by_name(config, SETTINGS)
     random = np.random.default_rng(0)
     part = "output_projection"
     params = {part: {"kernel": random.normal(size=(5, 7)), "bias": random.normal(size=7)}}

@@ -24,7 +24,8 @@ from jax_transformer.runs.state import check_same
 from jax_transformer.storage.reading import json_digest
 from jax_transformer.tokenizers import train_byte_pair
 from tests.runs.kill_resume import named_arrays
-from tests.runs.runs import make_checkpoint, make_settings, quiet, same_bits, save
+from tests.runs.runs import make_checkpoint, quiet, same_bits, save
+from tests.training.steps import OTHER_SETTINGS
 
 MAY_CHANGE = {"steps", "cooldown_steps", "patience", "evaluation_interval", "keep_checkpoints"}
 MAY_CHANGE |= {"remat"}
@@ -98,66 +99,18 @@ def test_a_step_is_there_only_once_it_is_complete(settings, directory, monkeypat
     assert restore(killed, quiet()).progress.step == 8
 
 
-OTHER = {
-    "steps": 41,
-    "patience": 3,
-    "evaluation_interval": 2,
-    "keep_checkpoints": 5,
-    "schedule": "constant",
-    "optimizer": "muon",
-    "objective": "ul2",
-    "noise_density": 0.5,
-    "mean_span_length": 2.0,
-    "lora_rank": 2,
-    "learning_rate": 0.5,
-    "lora_alpha": 4.0,
-    "lora_targets": ("*/value",),
-    "lora_whole": ("encoder/norm/*",),
-    "lora_dropout": 0.1,
-    "compute_dtype": "bfloat16",
-    "gradient_dtype": "float32",
-    "batching": "packed",
-    "remat": "layers",
-    "select_by": "bleu",
-    "ema_decay": None,
-    "bpe_dropout": 0.5,
-    "clip_norm": 2.0,
-    "spike_factor": 2.0,
-    "freeze": ("encoder/*",),
-    "freeze_rows": 4,
-    "seed": 1,
-}
-
-
-def _another(value):
-    return value / 2 if isinstance(value, float) and 0 < value < 1 else value + 1
-
-
-def other_training_configs():
-    """Yield (name, config, changed config) for each field."""
-    own = make_settings().training_config
-    for field in dataclasses.fields(own):
-        name, config = field.name, own
-        if name == "learning_rate":  # which "noam" does not have
-            config = dataclasses.replace(own, schedule="constant")
-        value = getattr(config, name)
-        if name in OTHER:
-            other = OTHER[name]
-        else:
-            other = not value if isinstance(value, bool) else _another(value)
-        yield name, config, dataclasses.replace(config, **{name: other})
-
-
 def test_only_settings_that_decide_no_step_made_may_change(settings):
-    for name, *both in other_training_configs():
-        saved, given = (settings._replace(training_config=config) for config in both)
+    for name, (value, beside) in OTHER_SETTINGS.items():
+        config = dataclasses.replace(settings.training_config, **beside)
+        changed = dataclasses.replace(config, **{name: value})
+        saved, given = (settings._replace(training_config=one) for one in (config, changed))
         if name in MAY_CHANGE:
             check_same(saved, given, step=8)
             continue
-        old, new = (getattr(one.training_config, name) for one in (saved, given))
         with pytest.raises(InputError) as refused:
             check_same(saved, given, step=8)
-        assert str(refused.value).startswith(f"{name}={new!r} is not the run's, which has {old!r};")
+        fault = f"{name}={value!r} is not the run's, which has {getattr(config, name)!r};"
+        assert str(refused.value).startswith(fault)
 
 
 def test_with_cosine_the_steps_decide_the_learning_rate(settings):

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import io
 import itertools
-import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +14,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jax_transformer import InputError, TransformerConfig
+from jax_transformer import InputError
 from jax_transformer.runs import loop
 from jax_transformer.runs import metrics as run_metrics
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
-from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress, RunSettings
+from jax_transformer.runs.state import Position, RunCheckpoint, RunProgress
 from jax_transformer.text import plan as planning
-from jax_transformer.text.encoding import encode_text
-from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import epoch_layout, plan_epoch
-from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import Metrics
@@ -37,45 +33,29 @@ SETTINGS = TrainingConfig(
     warmup_steps=10,
     learning_rate_factor=1.0,
     label_smoothing=0.0,
-    max_tokens=60,
+    max_tokens=512,
     bucket_count=2,
     evaluation_interval=8,
 )
 
 
-@pytest.fixture(scope="module")
-def task():
-    """Words and the same words: (config, tokenizer, training pairs, validation pairs)."""
-    draw = random.Random(0)
-    words = tuple("".join(draw.choices("abc", k=draw.choice([2, 3, 7]))) for _ in range(80))
-    tokenizer = train_byte_pair(words, vocab_size=8)
-    config = TransformerConfig(
-        src_vocab_size=8,
-        tgt_vocab_size=8,
-        d_model=8,
-        num_heads=2,
-        d_ff=9,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        dropout=0.0,
-    )
-    corpora = Text(words[:60], words[:60]), Text(words[60:], words[60:])
-    pairs = (encode_text(corpus, tokenizer, max_length=10) for corpus in corpora)
-    return config, tokenizer, *pairs
-
-
 @pytest.fixture
-def train(task, tmp_path):
+def train(tmp_path):
     """The loop as a function of settings and console; each call is a run in its own directory."""
-    config, tokenizer, training, validation = task
     numbers = itertools.count()
 
     def call(settings, shown):
-        parts = RunSettings(config, settings, tokenizer, "0" * 64, {})
-        run = loop.Run(tmp_path / str(next(numbers)), parts)
-        return loop.train(run, training, validation, shown)
+        parts, *corpora = tiny_task(Task(settings.steps))
+        run = loop.Run(tmp_path / str(next(numbers)), parts._replace(training_config=settings))
+        return loop.train(run, *corpora, shown)
 
     return call
+
+
+def of_step(loss=2.0, tokens=5, **changes):
+    """Return the metrics of a step that is accepted, unless changes say otherwise."""
+    metrics = Metrics(np.float32(loss), np.int32(tokens), np.float32(0.1), np.bool_(True))
+    return metrics._replace(**changes)
 
 
 def console(**options):
@@ -95,10 +75,8 @@ def scripted_losses(monkeypatch, losses):
 
 
 @pytest.mark.usefixtures("fresh_caches")
-def test_learns_shows_its_progress_and_compiles_once_a_bucket(
-    task, train, monkeypatch, compiled_steps
-):
-    training = task[2]
+def test_learns_shows_its_progress_and_compiles_once_a_bucket(train, monkeypatch, compiled_steps):
+    parts, training, _ = tiny_task(Task(SETTINGS.steps))
     traced = []
     original = step.batch_loss
 
@@ -122,7 +100,7 @@ def test_learns_shows_its_progress_and_compiles_once_a_bucket(
     assert len(traced) <= 4
 
     losses = [float(loss) for loss in re.findall(r"validation loss ([\d.]+)", shown)]
-    assert losses[-1] < losses[0] < np.log(8)
+    assert losses[-1] < losses[0] < np.log(parts.config.tgt_vocab_size)
     assert best.step == 20
     assert best.score == pytest.approx(losses[-1], abs=1e-3)
     said = r"compiling the training step for 2 batch shapes\ncompiled in \d+\.\d s\n"
@@ -144,18 +122,13 @@ def test_a_terminal_shows_it_live(train):
 
 def test_a_small_loss_has_digits_that_say_something(monkeypatch):
     monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
-    small = Metrics(np.float32(0.00021234), np.int32(5), np.float32(0.1), np.bool_(True))
     lines = console()
     with run_metrics.Progress(lines, first=0, steps=20) as bar:
-        bar.report(2, [small])
+        bar.report(2, [of_step(0.00021234)])
         for loss in (0.000021234, 0.21234, 2.1):
             bar.report_validation(2, {"": loss})
-    assert re.findall(r"loss (\S+)", lines.file.getvalue()) == [
-        "0.0002123",
-        "2.123e-05",
-        "0.2123",
-        "2.100",
-    ]
+    found = re.findall(r"loss (\S+)", lines.file.getvalue())
+    assert found == ["0.0002123", "2.123e-05", "0.2123", "2.100"]
 
 
 def test_the_best_parameters_are_kept(train, monkeypatch):
@@ -224,10 +197,9 @@ def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypat
 
 
 def test_more_tokens_than_an_int32_holds_are_counted():
-    many = Metrics(np.float32(2.0), np.int32(2**31 - 1), np.float32(0.1), np.bool_(True))
     shown = console()
     with run_metrics.Progress(shown, first=0, steps=20) as bar:
-        told = bar.report(10, [many] * 10)
+        told = bar.report(10, [of_step(tokens=2**31 - 1)] * 10)
     assert told["loss"] == 2.0
     assert told["tokens_per_second"] > 0
     assert int(re.search(r"at ([\d,]+) target", shown.file.getvalue())[1].replace(",", "")) > 0
@@ -235,12 +207,11 @@ def test_more_tokens_than_an_int32_holds_are_counted():
 
 def test_rejected_steps_are_told_and_count_in_no_mean(monkeypatch):
     monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
-    fine = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True), np.bool_(False))
-    spike = fine._replace(loss=np.float32(90.0), spike=np.bool_(True))
-    bad = fine._replace(loss=np.float32("nan"), finite=np.bool_(False))
+    spike = of_step(90.0, spike=np.bool_(True))
+    bad = of_step("nan", finite=np.bool_(False))
     lines = console(soft_wrap=True)
     with run_metrics.Progress(lines, first=0, steps=20) as bar:
-        some, none = bar.report(2, [fine, spike]), bar.report(5, [bad, bad, spike])
+        some, none = bar.report(2, [of_step(), spike]), bar.report(5, [bad, bad, spike])
     assert (some["loss"], some["rejected"]) == (2.0, 1)
     assert ("loss" in none, none["rejected"]) == (False, 3)
     first, _, second, last, _ = lines.file.getvalue().splitlines()
@@ -255,9 +226,8 @@ def test_a_clock_that_jumps_gives_finite_numbers(monkeypatch, jump):
     now = itertools.count(2 * 10**15, jump)
     monkeypatch.setattr(run_metrics.time, "monotonic", lambda: float(next(now)))
     lines = console()
-    metrics = Metrics(np.float32(1.0), np.int32(7), np.float32(1e-5), np.bool_(True))
     with run_metrics.Progress(lines, 0, 10) as shown:
-        values = [shown.report(step, [metrics]) for step in (1, 2)]
+        values = [shown.report(step, [of_step()]) for step in (1, 2)]
     assert all(0 < one["tokens_per_second"] < 1e8 for one in values)
     line = lines.file.getvalue()
     assert re.search(r"trained for [\d.]+ minutes", line)
@@ -280,24 +250,23 @@ def test_a_run_goes_on_after_any_step_of_any_window(monkeypatch):
     whole = rest(RunProgress(), 12)
     assert {position[:2] for position, _ in whole} >= {(0, 0), (0, 1), (0, 2), (1, 0)}
     for made, (position, _) in enumerate(whole[:-1], start=1):
-        after = RunProgress().after_step(position, Metrics(0.0, 1, 1.0, True))
+        after = RunProgress().after_step(position, of_step())
         assert rest(after, 1) == whole[made : made + 1]
     skipped = RunProgress(nonfinite=(whole[4][0],)).skipping([whole[4][0]])
     assert skipped.nonfinite == ()  # they count no more
     assert rest(skipped, 11) == whole[:4] + whole[5:]
 
 
-def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(task, tmp_path):
-    config, tokenizer, _, validation = task
-    run = loop.Run(tmp_path, RunSettings(config, SETTINGS, tokenizer, "0" * 64, {}))
-    metrics = Metrics(np.float32(2.0), np.int32(5), np.float32(0.1), np.bool_(True))
+def test_the_log_of_a_run_that_was_stopped_between_two_reports_is_whole(tmp_path):
+    settings, _, validation = tiny_task(Task(SETTINGS.steps))
+    run = loop.Run(tmp_path, settings)
     progress = RunProgress()
     for number, stopped in enumerate((False, True)):
         shown = console(soft_wrap=True)
         with loop._open_outputs(run, progress, validation, validation, shown) as outputs:
             assert "WARNING" not in shown.file.getvalue()
             for batch in range(3):
-                progress = progress.after_step(Position(number, 0, batch), metrics)
+                progress = progress.after_step(Position(number, 0, batch), of_step())
             if not stopped:
                 progress = loop._report(progress, outputs)
     with loop._open_outputs(run, progress, validation, validation, shown):

@@ -20,6 +20,13 @@ def write(directory, steps, **options):
     log.close()
 
 
+def is_damaged(directory, step):
+    """Return whether a run that goes on after this step finds its log damaged."""
+    log = MetricsLog(directory, step=step)
+    log.close()
+    return log.is_damaged
+
+
 def test_a_report_is_a_line_that_is_there_at_once_and_reads_back_exactly(tmp_path):
     log = MetricsLog(tmp_path)
     log.write(5, {"loss": 0.1 + 0.2, "target_tokens": 3_000_000_000})
@@ -47,12 +54,8 @@ def test_lines_that_cannot_be_read_are_left_out_and_told(tmp_path):
         lines = path.read_bytes().splitlines()
         path.write_bytes(b"\n".join([lines[0], damaged, lines[2], b""]))
         assert [report["step"] for report in read_metrics(path)] == [1, 3]
-        log = MetricsLog(tmp_path, step=3)
-        assert log.is_damaged
-        log.close()
-        log = MetricsLog(tmp_path, step=3)
-        assert not log.is_damaged
-        log.close()
+        assert is_damaged(tmp_path, 3)
+        assert not is_damaged(tmp_path, 3)
         path.unlink()
 
 
@@ -60,9 +63,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_told(tmp_path):
 def test_a_log_that_was_lost_is_told(tmp_path, content):
     if content is not None:
         (tmp_path / METRICS_FILE).write_text(content)
-    log = MetricsLog(tmp_path, step=5)
-    assert log.is_damaged
-    log.close()
+    assert is_damaged(tmp_path, 5)
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):

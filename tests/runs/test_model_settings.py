@@ -24,10 +24,10 @@ def parsed(*argv):
     return named_settings(argv).arguments()
 
 
-def other_value(name, preset="vaswani2017"):
+def other_value(name):
     """Return a value of a field that the preset does not have, as a flag has it and as YAML."""
     hint = inspect.get_annotations(TransformerConfig, eval_str=True)[name]
-    value = getattr(TransformerConfig.preset(preset), name)
+    value = getattr(TransformerConfig.preset("vaswani2017"), name)
     if isinstance(value, bool):
         return [f"--{'no-' * value}{name.replace('_', '-')}"], not value
     literal = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]

@@ -43,6 +43,14 @@ def newest(directory):
     return restore(directory / loop.CHECKPOINTS, quiet())
 
 
+def train(directory, task, resumed=None, **changes):
+    """Train a tiny task with some settings changed; return the best evaluation."""
+    settings, *corpora = tiny_task(task)
+    config = dataclasses.replace(settings.training_config, **changes)
+    run = loop.Run(directory, settings._replace(training_config=config), resumed)
+    return loop.train(run, *corpora, quiet())
+
+
 @pytest.mark.exhaustive
 def test_signals_save_the_step_they_fall_into(unbroken, tmp_path):
     directory, made = tmp_path / "run", 0
@@ -106,8 +114,9 @@ def test_outside_of_the_loop_signals_do_what_they_did():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def poison(monkeypatch, positions, settings, training):
+def poison(monkeypatch, positions):
     """Let the batches of these positions have a loss that is not finite."""
+    settings, training, _ = tiny_task(Task(STEPS))
     poisoned = set()
     for epoch, window, batch in positions:
         assert not window
@@ -129,23 +138,20 @@ def poison(monkeypatch, positions, settings, training):
 
 @pytest.mark.exhaustive
 def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(Task(STEPS))
-    config = dataclasses.replace(settings.training_config, evaluation_interval=10)
-    settings = settings._replace(training_config=config)
     bad = tuple(Position(epoch, 0, batch) for epoch in (2, 3) for batch in range(5))  # 11 to 20
-    poison(monkeypatch, bad, settings, training)
-    run = loop.Run(tmp_path, settings)
+    poison(monkeypatch, bad)
     with pytest.raises(InputError, match=r"step 20: 10 steps in a row were not finite; .* skips"):
-        loop.train(run, training, held_out, quiet())
+        train(tmp_path, Task(STEPS), evaluation_interval=10)
     recorded = json.loads((tmp_path / NONFINITE_FILE).read_text())["batches"]
     assert tuple((one["epoch"], one["window"], one["batch"]) for one in recorded) == bad
+    settings, training, _ = tiny_task(Task(STEPS))
     for one in recorded:
-        planned = plan_epoch(training, config, one["epoch"])[one["batch"]]
+        planned = plan_epoch(training, settings.training_config, one["epoch"])[one["batch"]]
         assert one["pairs"] == planned.members.tolist()
 
     before = newest(tmp_path)
     assert before.progress.step == 10
-    loop.train(dataclasses.replace(run, resumed=before), training, held_out, quiet())
+    train(tmp_path, Task(STEPS), before, evaluation_interval=10)
     progress, state, _ = newest(tmp_path).read()
     assert progress.skipped == bad == read_nonfinite(tmp_path)
     assert (progress.step, progress.rejected) == (STEPS, 0)
@@ -155,13 +161,10 @@ def test_a_run_that_batches_have_stopped_goes_on_without_them(tmp_path, monkeypa
 
 @pytest.mark.exhaustive
 def test_scattered_bad_steps_are_left_out_and_counted_across_a_resume(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(Task(8))
-    poison(monkeypatch, [Position(0, 0, 1), Position(1, 0, 0)], settings, training)
-    loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
+    poison(monkeypatch, [Position(0, 0, 1), Position(1, 0, 0)])
+    train(tmp_path, Task(8))
     assert newest(tmp_path).progress.rejected == 2
-    longer = dataclasses.replace(settings.training_config, steps=12)
-    run = loop.Run(tmp_path, settings._replace(training_config=longer), newest(tmp_path))
-    loop.train(run, training, held_out, quiet())
+    train(tmp_path, Task(12), newest(tmp_path))
     assert newest(tmp_path).progress.rejected == 2
     assert not (tmp_path / NONFINITE_FILE).exists()
 
@@ -175,22 +178,16 @@ def test_a_resumed_run_with_bpe_dropout_is_bitwise_the_unbroken_one(tmp_path, mo
         epochs.append(arguments[-1])
         return ResampledCorpus(*arguments)
 
-    def train(directory, steps, resumed=None):
-        settings, training, held_out = tiny_task(Task(steps, keep=12))
-        config = dataclasses.replace(settings.training_config, bpe_dropout=0.3)
-        run = loop.Run(directory, settings._replace(training_config=config), resumed)
-        loop.train(run, training, held_out, quiet())
-
     monkeypatch.setattr(loop, "ResampledCorpus", noted)
     unbroken, stopped = (tmp_path / name for name in ("unbroken", "stopped"))
-    train(unbroken, 12)
-    train(stopped, 8)
+    train(unbroken, Task(12, keep=12), bpe_dropout=0.3)
+    train(stopped, Task(8, keep=12), bpe_dropout=0.3)
     saved = newest(stopped)
     place = saved.progress.next
     assert saved.progress.step == 8
     assert place.epoch > 0
     assert place.batch > 0
-    train(stopped, 12, saved)
+    train(stopped, Task(12, keep=12), saved, bpe_dropout=0.3)
     assert state_digest(stopped, 12) == state_digest(unbroken, 12)
     assert losses(stopped) == losses(unbroken)
     assert sorted(set(epochs)) == list(range(max(epochs) + 1))
@@ -206,29 +203,22 @@ def test_a_damaged_record_of_bad_batches_is_refused(tmp_path):
 
 @pytest.mark.exhaustive
 def test_patience_ends_a_run_and_is_remembered(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(Task(400))
-    config = dataclasses.replace(settings.training_config, patience=3)
     script = iter([3.0, 1.0, 2.0, 2.0, 1.0, 0.5, 0.6, 0.7])
     monkeypatch.setattr(loop, "_mean_loss", lambda *_: next(script))
-    run = loop.Run(tmp_path, settings._replace(training_config=config))
-    best = loop.train(run, training, held_out, quiet())
+    best = train(tmp_path, Task(400), patience=3)
     assert (best.step, best.score) == (8, 1.0)
     assert newest(tmp_path).progress.step == 20  # the evaluations at 12, 16 and 20 found no better
 
-    again = dataclasses.replace(run, resumed=newest(tmp_path))
-    kept = loop.train(again, training, held_out, quiet())
+    kept = train(tmp_path, Task(400), newest(tmp_path), patience=3)
     assert (kept.step, kept.score) == (8, 1.0)
     assert all(map(np.array_equal, *map(jax.tree.leaves, (kept.params, best.params))))
 
-    longer = dataclasses.replace(config, patience=4, steps=28)
-    longer = run.settings._replace(training_config=longer)
-    best = loop.train(loop.Run(tmp_path, longer, newest(tmp_path)), training, held_out, quiet())
+    best = train(tmp_path, Task(28), newest(tmp_path), patience=4)
     assert (best.step, best.score) == (24, 0.5)
 
 
 @pytest.mark.exhaustive
 def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(Task(STEPS))
     finalize, calls = DescribingHandler.finalize, []
 
     def fails_at_the_third(self, directory):
@@ -239,7 +229,7 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
 
     monkeypatch.setattr(DescribingHandler, "finalize", fails_at_the_third)
     with pytest.raises(InputError, match=r"could not be written .*No space .*; the ones before"):
-        loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
+        train(tmp_path, Task(STEPS))
     seconds = time.monotonic() - calls[2]
     assert steps_in(tmp_path / loop.CHECKPOINTS) == [0, 4]  # 8 failed
     assert losses(tmp_path)[-1]["step"] == 12  # one interval later
@@ -248,7 +238,6 @@ def test_a_save_that_fails_in_the_background_stops_the_run(tmp_path, monkeypatch
 
 @pytest.mark.exhaustive
 def test_no_evaluation_is_in_the_log_before_the_first_checkpoint_is_whole(tmp_path, monkeypatch):
-    settings, training, held_out = tiny_task(Task(4))
     finalize, logs = DescribingHandler.finalize, []
 
     def slow(self, directory):
@@ -257,13 +246,12 @@ def test_no_evaluation_is_in_the_log_before_the_first_checkpoint_is_whole(tmp_pa
         finalize(self, directory)
 
     monkeypatch.setattr(DescribingHandler, "finalize", slow)
-    loop.train(loop.Run(tmp_path, settings), training, held_out, quiet())
+    train(tmp_path, Task(4))
     assert not any("validation_loss" in report for report in logs[0])
     assert any("validation_loss" in report for report in logs[1])
 
 
 @pytest.mark.exhaustive
 def test_a_directory_with_a_run_is_not_started_over(unbroken):
-    settings, training, held_out = tiny_task(Task(STEPS))
     with pytest.raises(InputError, match="holds a run already; resume it"):
-        loop.train(loop.Run(unbroken, settings), training, held_out, quiet())
+        train(unbroken, Task(STEPS))

@@ -1,6 +1,7 @@
 """The budget beside what XLA says of the compiled step, and beside counts by hand."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -55,6 +56,7 @@ def half(**fields):
     return TrainingConfig(compute_dtype="bfloat16", **fields)
 
 
+@functools.cache
 def compile_loss(config, target_length=LENGTH):
     """Return the compiled loss and gradients of float32 parameters."""
 
@@ -66,33 +68,44 @@ def compile_loss(config, target_length=LENGTH):
     return jax.jit(jax.value_and_grad(loss)).lower(params, *ids).compile()
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    return compile_loss(make_config())
+GATED = {"d_kv": 96, "gated_feed_forward": True, "output_projection": "linear"}
+GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1, "d_v": 128}
+WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
+RECURRENT = {"decoder_attention": "ssru_then_cross"}
 
 
-def test_flops_are_those_of_the_compiled_step(compiled):
-    counted = compiled.cost_analysis()["flops"]
-    ratio = counted / step_flops(make_config(), ROWS, LENGTH)
+@pytest.mark.parametrize(
+    ("fields", "target_length", "counting"),
+    [
+        ({}, LENGTH, ()),
+        pytest.param({}, LENGTH // 4, (), marks=pytest.mark.exhaustive),
+        (GATED, LENGTH, ("d_kv", "gated_feed_forward")),
+        (GROUPED, LENGTH, ("num_kv_heads", "d_v")),
+        (
+            GROUPED | {"decoder_attention": "merged"},
+            LENGTH,
+            ("num_kv_heads", "d_v", "decoder_attention"),
+        ),
+        (WIDER, LENGTH, ("encoder_d_model",)),
+        (RECURRENT, LENGTH, ("decoder_attention",)),
+    ],
+)
+def test_flops_are_those_of_the_compiled_step(fields, target_length, counting):
+    """And those of a model without one of the fields are others."""
+    config = make_config(**fields)
+    counted = compile_loss(config, target_length).cost_analysis()["flops"]
+    ratio = counted / step_flops(config, ROWS, LENGTH, target_length)
     print(f"XLA counts {ratio:.3f} times the products' FLOPs")
     assert 1 <= ratio < FLOPS_FACTOR
+    for name in counting:
+        usual = dataclasses.replace(config, **{name: getattr(TransformerConfig(), name)})
+        assert not 1 <= counted / step_flops(usual, ROWS, LENGTH) < FLOPS_FACTOR, name
 
 
-@pytest.mark.exhaustive
-def test_flops_of_shorter_targets_are_those_of_the_compiled_step():
-    config, target_length = make_config(), LENGTH // 4
-    counted = compile_loss(config, target_length).cost_analysis()["flops"]
-    assert 1 <= counted / step_flops(config, ROWS, LENGTH, target_length) < FLOPS_FACTOR
-
-
-def test_activations_are_the_compiled_steps_memory(compiled):
-    expected = (
-        ROWS
-        * activations_per_row(make_config(), Workload(1, LENGTH, training=TrainingConfig()), 1)[
-            "none"
-        ]
-    )
-    ratio = compiled.memory_analysis().temp_size_in_bytes / expected
+def test_activations_are_the_compiled_steps_memory():
+    workload = Workload(1, LENGTH, training=TrainingConfig())
+    expected = ROWS * activations_per_row(make_config(), workload, 1)["none"]
+    ratio = compile_loss(make_config()).memory_analysis().temp_size_in_bytes / expected
     print(f"XLA wants {ratio:.2f} times the residuals")
     assert 1 / MEMORY_FACTOR < ratio < MEMORY_FACTOR
 
@@ -159,34 +172,6 @@ COUNTS = {
 def test_parameters_of_presets_are_those_of_transformers(preset):
     found = budget(TransformerConfig.preset(preset), Workload(rows=1, length=2))
     assert found.num_parameters == COUNTS[preset]
-
-
-GATED = {"d_kv": 96, "gated_feed_forward": True, "output_projection": "linear"}
-GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1, "d_v": 128}
-WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
-
-
-RECURRENT = {"decoder_attention": "ssru_then_cross"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "counting"),
-    [
-        (GATED, ("d_kv", "gated_feed_forward")),
-        (GROUPED, ("num_kv_heads", "d_v")),
-        (GROUPED | {"decoder_attention": "merged"}, ("num_kv_heads", "d_v", "decoder_attention")),
-        (WIDER, ("encoder_d_model",)),
-        (RECURRENT, ("decoder_attention",)),
-    ],
-)
-def test_flops_of_sizes_that_differ_are_those_of_the_compiled_step(fields, counting):
-    config = make_config(**fields)
-    counted = compile_loss(config).cost_analysis()["flops"]
-    assert 1 <= counted / step_flops(config, ROWS, LENGTH) < FLOPS_FACTOR
-    for name in counting:
-        default = getattr(TransformerConfig(), name)
-        usual = dataclasses.replace(config, **{name: default})
-        assert not 1 <= counted / step_flops(usual, ROWS, LENGTH) < FLOPS_FACTOR, name
 
 
 @pytest.mark.exhaustive
@@ -331,7 +316,7 @@ def test_a_training_that_the_machine_cannot_hold_is_refused(monkeypatch):
         check_training(config, packed)
 
 
-def test_an_adapter_has_the_gradients_and_moments_of_its_factors_alone(capsys):
+def test_an_adapter_has_the_gradients_and_moments_of_its_factors_alone(run):
     config = make_config(num_encoder_layers=2)
     whole, adapter = (
         budget(config, Workload(ROWS, LENGTH, training=half(lora_rank=n))) for n in (None, 4)
@@ -341,8 +326,6 @@ def test_an_adapter_has_the_gradients_and_moments_of_its_factors_alone(capsys):
     assert adapter.num_parameters == whole.num_parameters + factors + scales
     assert (adapter.gradients, adapter.adam_moments) == (2 * factors, 8 * factors)
     assert whole.adam_moments == 8 * whole.num_parameters
-    cli.main(["budget", "--lora-rank=4", "--lora-targets", "encoder/*/query"])
-    assert "0.20 MB" in capsys.readouterr().out  # 6 layers, 8 bytes, 4 * (512 + 512) numbers
-    with pytest.raises(SystemExit) as refused:
-        cli.main(["budget", "--lora-rank=513"])
-    assert "lora_rank=513 must be at most 512" in str(refused.value.code)
+    # 6 layers, 8 bytes, 4 * (512 + 512) numbers.
+    assert "0.20 MB" in run("--lora-rank=4", "--lora-targets", "encoder/*/query")
+    assert "lora_rank=513 must be at most 512" in run("--lora-rank=513")

@@ -12,41 +12,9 @@ from jax_transformer.training.step import init_state, make_run_step
 from tests.models import small_config
 from tests.parity.measure import random_batches
 from tests.tiers import tiered
+from tests.training.steps import OTHER_SETTINGS
 
 MODEL = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
-CONSTANT = {"schedule": "constant"}
-ADAPTER = {"lora_rank": 2}
-# Another value of each setting of a step, and the settings beside which it acts.
-OF_A_STEP = {
-    "steps": (3000, {"schedule": "cosine"}),
-    "schedule": ("constant", {}),
-    "warmup_steps": (500, {}),
-    "learning_rate_factor": (0.5, {}),
-    "learning_rate": (0.5, CONSTANT),
-    "cooldown_steps": (50, {}),
-    "optimizer": ("muon", {}),
-    "adam_beta1": (0.8, {}),
-    "adam_beta2": (0.9, {}),
-    "adam_epsilon": (1e-6, {}),
-    "weight_decay": (0.1, {}),
-    "clip_norm": (1.0, {}),
-    "spike_factor": (3.0, {}),
-    "freeze": (("encoder/*",), {}),
-    "freeze_rows": (9, {}),
-    "lora_rank": (3, ADAPTER),
-    "lora_alpha": (5.0, ADAPTER),
-    "lora_targets": (("*/output",), ADAPTER),
-    "lora_whole": (("*_embedding/*",), ADAPTER),
-    "lora_dropout": (0.2, ADAPTER),
-    "num_microbatches": (2, {}),
-    "ema_decay": (0.9, {}),
-    "compute_dtype": ("bfloat16", {}),
-    "gradient_dtype": ("float32", {"compute_dtype": "bfloat16"}),
-    "remat": ("layers", {}),
-    "scan_layers": (True, {}),
-    "label_smoothing": (0.2, {}),
-    "seed": (1, {}),
-}
 # The file of the tests that see the effect of a setting of the text or of the loop.
 ELSEWHERE = {
     "objective": "tests/commands/test_pretraining.py",
@@ -74,15 +42,18 @@ def computed(settings):
     return str(program), sums
 
 
+OF_A_STEP = [name for name in OTHER_SETTINGS if name not in ELSEWHERE]
+
+
 @pytest.mark.parametrize("name", tiered(OF_A_STEP, ["learning_rate", "lora_alpha"]))
 def test_a_setting_of_a_step_changes_the_step(name):
-    value, beside = OF_A_STEP[name]
+    value, beside = OTHER_SETTINGS[name]
     settings = TrainingConfig(**beside)
     assert computed(dataclasses.replace(settings, **{name: value})) != computed(settings)
 
 
 def test_no_setting_is_left_out():
-    assert OF_A_STEP.keys() | ELSEWHERE.keys() == set(vars(TrainingConfig()))
+    assert {*OTHER_SETTINGS} == {*OF_A_STEP, *ELSEWHERE} == {*vars(TrainingConfig())}
 
 
 @pytest.mark.parametrize("name", ACTS_WITH)
