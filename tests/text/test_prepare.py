@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import tracemalloc
 from pathlib import Path
 from unittest import mock
 
@@ -41,6 +40,7 @@ from tests.text.texts import (
     contents,
     corpus,
     lines,
+    memory_below,
     quiet,
     refuse_lines,
     task,
@@ -363,16 +363,13 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
         text.sources[0].write_text("".join(map("{}\t{}\n".format, sources, targets)))
     del sources
     store = tmp_path / "store"
-    tracemalloc.start()
-    text = with_known_facts(store, text, quiet())
-    tokenizer = trained_tokenizer(
-        store, [text], np.zeros(0, np.int64), Vocabulary(40, False), 10**6, 1000, 0, quiet()
-    )
-    prepared = corpus(store, text, tokenizer=tokenizer)
-    lines_read = dict(chosen_pairs(text, np.array([50, 51])))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 6e6  # blocks of 2**18 bytes, and what Python needs
+    with memory_below(6e6):  # blocks of 2**18 bytes, and what Python needs
+        text = with_known_facts(store, text, quiet())
+        tokenizer = trained_tokenizer(
+            store, [text], np.zeros(0, np.int64), Vocabulary(40, False), 10**6, 1000, 0, quiet()
+        )
+        prepared = corpus(store, text, tokenizer=tokenizer)
+        lines_read = dict(chosen_pairs(text, np.array([50, 51])))
     assert prepared.counts.dropped == {"dropped as too long": 1}
     assert len(prepared) == 89
     assert lines_read[50] is None

@@ -1,9 +1,11 @@
 """Small texts in files, and what it takes to prepare them."""
 
+import contextlib
 import gzip
 import io
 import lzma
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -26,6 +28,21 @@ PACK = {  # for each kind, a function that returns the one that compresses bytes
     "xz": lambda: lzma.compress,
     "zstd": lambda: pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress,
 }
+
+
+FORMS = {"plain": lambda: bytes, **PACK}
+
+
+@contextlib.contextmanager
+def memory_below(size):
+    """Check that Python takes less memory in the block."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size
 
 
 def quiet():
@@ -109,6 +126,6 @@ def random_corpus(random, source_lengths, target_lengths):
     )
 
 
-def read_lines(path):
+def read_lines(path, **options):
     with open_text(path) as file:
-        return list(decode_lines(file, str(path)))
+        return list(decode_lines(file, str(path), **options))
