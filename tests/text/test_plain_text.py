@@ -1,12 +1,10 @@
 """Plain text: documents of files, prepared as texts, cut into pieces that fill rows."""
 
-import io
 import itertools
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
@@ -24,11 +22,10 @@ from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
 from jax_transformer.text.plan import epoch_layout, plan_epoch, take_rows
-from jax_transformer.text.samples import Vocabulary, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
-from tests.text.texts import WORDS, corpus, corpus_of, lines, sides, write
+from tests.text.texts import WORDS, corpus, corpus_of, lines, quiet, sides, trained, write
 from tests.tiers import tiered_rows
 
 SENTINELS = [SENTINEL.format(number) for number in range(100)]
@@ -310,17 +307,8 @@ def test_duplicate_documents_are_dropped(tmp_path):
 
 def test_a_tokenizer_is_trained_on_documents_that_are_cut(tmp_path):
     """Of a document that is longer than a line may be, no character is lost."""
-    console = Console(file=io.StringIO())
     text = plain(tmp_path, b"abc " * 40 + b"\n\n" + b"xyz " * 40, documents="blank_lines")
-    tokenizer = trained_tokenizer(
-        tmp_path / "store",
-        [with_known_facts(tmp_path / "store", text, console)],
-        without=np.zeros(0, np.int64),
-        vocabulary=Vocabulary(20, False),
-        most_pairs=10**6,
-        longest=50,
-        seed=0,
-        console=console,
-    )
+    text = with_known_facts(tmp_path / "store", text, quiet())
+    tokenizer = trained(tmp_path / "store", text, 20, 50, quiet())
     for word in ("abc", "xyz"):
         assert tokenizer.unk_id not in tokenizer.encode_source([word])[0]

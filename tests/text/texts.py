@@ -15,6 +15,7 @@ from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.prepare import corpus_task, prepared_corpus
+from jax_transformer.text.samples import Vocabulary, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import LineError, Tokenizer, train_byte_pair
@@ -86,6 +87,14 @@ def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=Fals
 
 def corpus(store, text, **options):
     return prepared_corpus(store, task(store, text, **options), quiet())
+
+
+def trained(store, text, size, longest, console):
+    """Return the tokenizer that is trained on all pairs of a text."""
+    none, every = np.zeros(0, np.int64), 10**6
+    return trained_tokenizer(
+        store, [text], none, Vocabulary(size, False), every, longest, seed=0, console=console
+    )
 
 
 def refuse_lines(monkeypatch, method, word, fault):
