@@ -192,7 +192,7 @@ def test_seed_and_epoch_alone_decide_the_examples():
     assert not {*first} & {*sources(0, 1), *sources(1, 0)}
 
 
-SHORT, LONG, ALL = (8, 40, 8_000), (600, LONGEST_TEXT, 60), None
+SHORT, LONG, ALL = (8, 40, 3_000), (600, LONGEST_TEXT, 60), None
 PADDING = [  # objective, tokens of a row, shortest and longest text and their number, most padding
     ("ul2", 128, (8, 40, 360), 0.05),
     ("ul2", 128, (100, 400, 36), 0.08),
