@@ -198,9 +198,8 @@ def train_unigram(
         "source_suffix": [1],
         "target_suffix": [1],
         "special_tokens": UNIGRAM_TOKENS,
+        "class_name": "TokenizersBackend",  # reads tokenizer.json as it is
     }
-    # The class of transformers that reads tokenizer.json as it is.
-    settings |= {"class_name": "TokenizersBackend", "special_tokens": UNIGRAM_TOKENS}
     contents = {TOKENIZER_FILE: library.to_str().encode()}
     return read_library(TOKENIZER_JSON, contents, settings, "the trained tokenizer")
 

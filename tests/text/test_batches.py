@@ -19,13 +19,13 @@ from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.text.texts import corpus_of, sides
 
-SHAPES = {"bucket_count": 4, "max_tokens": 200}
+SETTINGS = TrainingConfig(bucket_count=4, max_tokens=200)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Every letter is a token of its own, and so is the space before a word."""
-    return train_byte_pair(["a", "b"], vocab_size=7)
+    """Every letter is a token of its own, and so is the space before a word; padding is not 0."""
+    return dataclasses.replace(train_byte_pair(["a", "b"], vocab_size=7), pad_id=3)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,9 @@ def encoded(corpus, tokenizer):
     return encode_text(corpus, tokenizer, max_length=100)
 
 
-def tokens_of(word):
-    return len(word) + 2  # the space before it and the end after it
+@pytest.fixture(scope="module")
+def plan(encoded):
+    return plan_epoch(encoded, SETTINGS, epoch=0)
 
 
 def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded):
@@ -54,10 +55,9 @@ def test_encoding_marks_the_ends_and_keeps_the_order(corpus, tokenizer, encoded)
         assert ids.tolist() == tokenizer.encode_source([source])[0]
     for target, ids in zip(corpus.targets, targets, strict=True):
         assert ids.tolist() == [tokenizer.bos_id, *tokenizer.encode_source([target])[0]]
-    expected = [
-        max(tokens_of(source), tokens_of(target))
-        for source, target in zip(corpus.sources, corpus.targets, strict=True)
-    ]
+    pairs = zip(corpus.sources, corpus.targets, strict=True)
+    # Of a word, the space before it and the end after it are tokens too.
+    expected = [max(map(len, pair)) + 2 for pair in pairs]
     lengths = encoded.side_lengths(np.arange(len(encoded))).max(axis=1)
     assert lengths.tolist() == expected
     assert encoded.length_counts.tolist() == np.bincount(expected).tolist()
@@ -111,22 +111,21 @@ def test_bucket_lengths_are_the_best_of_all(lengths, count):
     assert list(chosen) == sorted(set(chosen))
 
 
-def test_batches_and_their_members_are_shuffled(encoded):
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+def test_batches_and_their_members_are_shuffled(encoded, plan):
     lengths = [planned.length for planned in plan]
     assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
     assert any(planned.members.tolist() != sorted(planned.members) for planned in plan)
-    later = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=1)
+    later = plan_epoch(encoded, SETTINGS, epoch=1)
     assert lengths != [planned.length for planned in later]  # each epoch has another order
 
 
 def test_few_shapes_serve_every_epoch(encoded):
-    plans = [plan_epoch(encoded, TrainingConfig(**SHAPES), epoch) for epoch in range(4)]
+    plans = [plan_epoch(encoded, SETTINGS, epoch) for epoch in range(4)]
     assert len({len(plan) for plan in plans}) == 1
     made = [batch for plan in plans for batch in training_batches(encoded, plan)]
     shapes = {batch.src.shape for batch in made}
-    assert len(shapes) == len({length for _, length in shapes}) == SHAPES["bucket_count"]
-    assert all(rows * length <= SHAPES["max_tokens"] for rows, length in shapes)
+    assert len(shapes) == len({length for _, length in shapes}) == SETTINGS.bucket_count
+    assert all(rows * length <= SETTINGS.max_tokens for rows, length in shapes)
     assert all(array.dtype == np.int32 for batch in made for array in batch[:3])
 
 
@@ -136,8 +135,7 @@ def test_a_pair_longer_than_the_budget_has_a_batch_of_its_own(encoded):
     assert len(plan) == len(encoded)
 
 
-def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+def test_batches_hold_the_planned_pairs_and_padding(encoded, plan, tokenizer):
     made = list(training_batches(encoded, plan))
     assert len(made) == len(plan)
     filled_up = 0
@@ -164,16 +162,7 @@ def test_batches_hold_the_planned_pairs_and_padding(encoded, tokenizer):
     assert padding_share(encoded, plan) == pytest.approx(pads / slots, abs=1e-12)
 
 
-def test_padding_is_the_id_of_the_tokenizer(corpus, tokenizer):
-    tokenizer = dataclasses.replace(tokenizer, pad_id=3)
-    encoded = encode_text(corpus, tokenizer, max_length=100)
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
-    ids = [array for batch in training_batches(encoded, plan) for array in batch[:3]]
-    assert not any((array == 0).any() for array in ids)
-    assert any((array == 3).any() for array in ids)
-
-
-def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
+def test_batches_are_made_off_the_main_thread(encoded, plan, monkeypatch):
     threads, lay_out = set(), batches._lay_out
 
     def record(*arguments):
@@ -181,14 +170,12 @@ def test_batches_are_made_off_the_main_thread(encoded, monkeypatch):
         return lay_out(*arguments)
 
     monkeypatch.setattr(batches, "_lay_out", record)
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
     list(training_batches(encoded, plan))
     assert threads
     assert threading.main_thread() not in threads
 
 
-def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, tokenizer):
-    plan = plan_epoch(encoded, TrainingConfig(**SHAPES), epoch=0)
+def test_an_id_outside_the_vocabulary_reaches_no_batch(encoded, plan, tokenizer):
     too_large = Corpus(encoded.parts, tokenizer.src_vocab_size - 1, tokenizer.src_vocab_size)
     with pytest.raises(InputError, match=r"src has ids from 0 to 6, but those"):
         list(training_batches(too_large, plan))

@@ -1,12 +1,10 @@
 """Plain text: documents of files, prepared as texts, cut into pieces that fill rows."""
 
-import io
 import itertools
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
@@ -23,13 +21,12 @@ from jax_transformer.text.denoising import (
 from jax_transformer.text.encoding import special_ids
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.pieces import FEWEST, Piece, fill_rows
-from jax_transformer.text.plan import epoch_layout, plan_epoch, plan_window, take_rows
-from jax_transformer.text.samples import Vocabulary, trained_tokenizer
+from jax_transformer.text.plan import epoch_layout, plan_epoch, take_rows
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
-from tests.text.texts import WORDS, corpus, corpus_of, lines, sides, write
-from tests.tiers import tiered
+from tests.text.texts import WORDS, corpus, corpus_of, lines, quiet, sides, trained, write
+from tests.tiers import tiered_rows
 
 SENTINELS = [SENTINEL.format(number) for number in range(100)]
 TOKENIZER = train_unigram(
@@ -178,27 +175,49 @@ def test_a_batch_has_the_examples_of_its_keys(name):
         of_target = batch.tgt_segments[row] == places[row]
         assert batch.tgt_in[row][of_target].tolist() == target[:-1].tolist()
         assert batch.tgt_out[row][of_target].tolist() == target[1:].tolist()
+    for rows in (np.array([0, 2]), np.array([1, 3])):
+        part = make_batch(texts, take_rows(planned, rows))
+        assert all(np.array_equal(mine[rows], its) for mine, its in zip(batch, part, strict=True))
 
 
-def test_examples_are_others_in_the_next_epoch_and_for_another_seed():
-    texts = texts_of([60] * 20)
-
+def test_seed_and_epoch_alone_decide_the_examples():
     def sources(seed, epoch):
+        texts = texts_of([200] * 10)
         plan = plan_epoch(texts, settings(seed=seed), epoch)
         rows = [row for planned in plan for row in make_batch(texts, planned).src.tolist()]
-        return {tuple(row) for row in rows if any(row)}
+        return [tuple(row) for row in rows if any(row)]
 
-    assert sources(0, 0) == sources(0, 0)
-    assert not sources(0, 0) & sources(0, 1)
-    assert not sources(0, 0) & sources(1, 0)
+    first = sources(0, 0)
+    assert first == sources(0, 0)
+    assert not {*first} & {*sources(0, 1), *sources(1, 0)}
 
 
-@pytest.mark.parametrize(("shortest", "longest", "padding"), [(8, 40, 0.05), (100, 400, 0.08)])
-def test_rows_of_unlike_examples_are_full(shortest, longest, padding):
-    lengths = np.random.default_rng(0).integers(shortest, longest, 600 * 24 // longest)
-    texts = texts_of(lengths.tolist(), "ul2", longest=128)
-    plan = plan_epoch(texts, settings(pack_length=128), 0)
-    assert padding_share(texts, plan[:-1]) < padding
+SHORT, LONG, ALL = (8, 40, 3_000), (600, LONGEST_TEXT, 60), None
+PADDING = [  # objective, tokens of a row, shortest and longest text and their number, most padding
+    ("ul2", 128, (8, 40, 360), 0.05),
+    ("ul2", 128, (100, 400, 36), 0.08),
+    # The proportion of source and target differs from piece to piece.
+    *((name, 512, SHORT, 0.02) for name in ("ul2", "prefix_lm")),
+    *((name, 512, (600, LONGEST_TEXT, 240), 0.03) for name in ("ul2", "prefix_lm")),
+    *(("infilling", 512, texts, 0.02) for texts in (SHORT, LONG, ALL)),
+    *(("span_corruption", 512, texts, 0.02) for texts in (SHORT, LONG, ALL)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "drawn", "most"),
+    tiered_rows(
+        PADDING,
+        lambda name, row, *_: row == 128,
+        lambda name, *_: name in ("ul2", "infilling"),
+    ),
+)
+def test_rows_are_full(name, row, drawn, most):
+    random = np.random.default_rng(0)
+    lengths = random.geometric(1 / 300, 500) + 1 if drawn is ALL else random.integers(*drawn)
+    texts = texts_of(np.minimum(lengths, LONGEST_TEXT).tolist(), name, longest=row)
+    plan = plan_epoch(texts, settings(pack_length=row), 0)
+    assert padding_share(texts, plan[:-1]) < most
 
 
 def test_a_row_without_whole_texts_begins_with_the_first_one():
@@ -226,32 +245,6 @@ def test_sentences_end_with_a_full_stop_or_a_question_or_an_exclamation_mark():
     assert {text[-1] for text in texts} == {".", "!", "?"}
 
 
-@pytest.mark.parametrize("objective", tiered(OBJECTIVES, [], ["infilling", "ul2"]))
-def test_rows_are_98_percent_full(objective):
-    """Rows of 512 tokens: of long documents, of short ones, and of all lengths."""
-    random = np.random.default_rng(0)
-    drawn = {
-        "long": random.integers(600, LONGEST_TEXT, 60),
-        "sentences": random.integers(8, 40, 8_000),
-        "mixed": np.minimum(random.geometric(1 / 300, 500) + 1, LONGEST_TEXT),
-    }
-    if objective in ("ul2", "prefix_lm"):
-        del drawn["long"], drawn["mixed"]
-    for name, lengths in drawn.items():
-        texts = texts_of(lengths.tolist(), objective, longest=512)
-        plan = plan_epoch(texts, settings(pack_length=512), 0)
-        assert padding_share(texts, plan[:-1]) < 0.02, name
-
-
-@pytest.mark.parametrize("objective", tiered(["ul2", "prefix_lm"], [], ["ul2"]))
-def test_long_documents_of_unlike_examples_fill_97_percent(objective):
-    """The proportion of source and target differs from piece to piece."""
-    lengths = np.random.default_rng(0).integers(600, LONGEST_TEXT, 240)
-    texts = texts_of(lengths.tolist(), objective, longest=512)
-    plan = plan_epoch(texts, settings(pack_length=512), 0)
-    assert padding_share(texts, plan[:-1]) < 0.03
-
-
 def test_pairs_and_texts_share_rows_by_weight(tmp_path):
     store = tmp_path / "store"
     sources, targets = lines(300)
@@ -274,12 +267,12 @@ def test_pairs_and_texts_share_rows_by_weight(tmp_path):
 def test_a_pair_is_never_cut_and_keeps_its_ids(tmp_path):
     pairs = corpus(tmp_path / "store", write(tmp_path, *lines(60)), tokenizer=TOKENIZER)
     both = Corpus.mixed([pairs, texts_of([40] * 30)], [1.0, 1.0])
-    expected = {tuple(map(tuple, map(np.ndarray.tolist, side))) for side in sides(pairs)}
+    expected = sides(pairs)
     for planned in plan_epoch(both, settings(), 0):
         read = both.read_pieces(planned.pieces).sides()
-        for piece, side in zip(planned.pieces, read, strict=True):
+        for piece, pair in zip(planned.pieces, read, strict=True):
             if piece.number < len(pairs):
-                assert tuple(map(tuple, map(np.ndarray.tolist, side))) in expected
+                assert all(map(np.array_equal, pair, expected[piece.number]))
 
 
 def test_the_longest_pair_fits_into_the_shorter_rows():
@@ -291,17 +284,8 @@ def test_the_longest_pair_fits_into_the_shorter_rows():
     assert numbers.count(0) == 1
 
 
-def test_every_share_of_the_rows_makes_the_same_batch():
-    texts, training = texts_of([70] * 60, "infilling"), settings()
-    planned = plan_epoch(texts, training, 0)[0]
-    whole = make_batch(texts, planned)
-    for rows in (np.array([0, 2]), np.array([1, 3])):
-        part = make_batch(texts, take_rows(planned, rows))
-        assert all(np.array_equal(mine[rows], its) for mine, its in zip(whole, part, strict=True))
-
-
 def test_batches_go_on_from_any_place():
-    texts, training = texts_of([70] * 200, "ul2"), settings()
+    texts, training = texts_of([70] * 50, "ul2"), settings(max_tokens=256)
     layout = epoch_layout(texts, training)
     every = [numbered.batch for numbered in epoch_batches(texts, training, layout, 2)]
     later = [each.batch for each in epoch_batches(texts, training, layout, 2, (0, 7))]
@@ -321,30 +305,10 @@ def test_duplicate_documents_are_dropped(tmp_path):
     assert found == encoded("eins zwei", "drei vier")
 
 
-def test_plan_of_a_window_is_a_function_of_the_window():
-    texts, training = texts_of([200] * 50), settings()
-    layout = epoch_layout(texts, training)
-    again = epoch_layout(texts_of([200] * 50), training)
-    assert layout == again
-    first = plan_window(texts, training, layout, 3, 0)
-    assert [p.pieces for p in first] == [
-        p.pieces for p in plan_window(texts, training, again, 3, 0)
-    ]
-
-
 def test_a_tokenizer_is_trained_on_documents_that_are_cut(tmp_path):
     """Of a document that is longer than a line may be, no character is lost."""
-    console = Console(file=io.StringIO())
     text = plain(tmp_path, b"abc " * 40 + b"\n\n" + b"xyz " * 40, documents="blank_lines")
-    tokenizer = trained_tokenizer(
-        tmp_path / "store",
-        [with_known_facts(tmp_path / "store", text, console)],
-        without=np.zeros(0, np.int64),
-        vocabulary=Vocabulary(20, False),
-        most_pairs=10**6,
-        longest=50,
-        seed=0,
-        console=console,
-    )
+    text = with_known_facts(tmp_path / "store", text, quiet())
+    tokenizer = trained(tmp_path / "store", text, 20, 50, quiet())
     for word in ("abc", "xyz"):
         assert tokenizer.unk_id not in tokenizer.encode_source([word])[0]

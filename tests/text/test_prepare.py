@@ -10,12 +10,13 @@ import pickle
 import subprocess
 import sys
 import threading
-import tracemalloc
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from jax_transformer.errors import InputError
@@ -28,10 +29,13 @@ from jax_transformer.text.prepare import (
     UNFINISHED,
     corpus_folder,
     corpus_task,
+    pair_records,
     prepared_corpus,
+    repeated_numbers,
+    repeated_pairs,
 )
-from jax_transformer.text.samples import Vocabulary, chosen_pairs, held_out, trained_tokenizer
-from jax_transformer.text.store import read_entry, with_known_facts
+from jax_transformer.text.samples import chosen_pairs, held_out
+from jax_transformer.text.store import one_line_faults, read_entry, with_known_facts
 from jax_transformer.tokenizers import LineError, to_text
 from tests.programs import ROOT, largest_file, run_python, wait_until
 from tests.text.texts import (
@@ -41,9 +45,11 @@ from tests.text.texts import (
     contents,
     corpus,
     lines,
+    memory_below,
     quiet,
     refuse_lines,
     task,
+    trained,
     write,
     write_bad,
 )
@@ -363,16 +369,11 @@ def test_a_line_of_10_megabytes_is_dropped_and_takes_no_memory(tmp_path, one_pro
         text.sources[0].write_text("".join(map("{}\t{}\n".format, sources, targets)))
     del sources
     store = tmp_path / "store"
-    tracemalloc.start()
-    text = with_known_facts(store, text, quiet())
-    tokenizer = trained_tokenizer(
-        store, [text], np.zeros(0, np.int64), Vocabulary(40, False), 10**6, 1000, 0, quiet()
-    )
-    prepared = corpus(store, text, tokenizer=tokenizer)
-    lines_read = dict(chosen_pairs(text, np.array([50, 51])))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 6e6  # blocks of 2**18 bytes, and what Python needs
+    with memory_below(6e6):  # blocks of 2**18 bytes, and what Python needs
+        text = with_known_facts(store, text, quiet())
+        tokenizer = trained(store, text, 40, 1000, quiet())
+        prepared = corpus(store, text, tokenizer=tokenizer)
+        lines_read = dict(chosen_pairs(text, np.array([50, 51])))
     assert prepared.counts.dropped == {"dropped as too long": 1}
     assert len(prepared) == 89
     assert lines_read[50] is None
@@ -392,7 +393,7 @@ def test_of_a_text_of_newlines_a_bounded_number_of_pairs_is_looked_at(tmp_path, 
         held_out(tmp_path / "store", text, 10, 0, quiet())
     with pytest.raises(InputError, match=r"leaves none|no pair with text on both sides in 10,000"):
         held_out(tmp_path / "store", text, 5_000, 0, quiet())  # 4 for each that is wanted
-    repeats = preparing.repeated_pairs(text.blocks(10**6), tmp_path)
+    repeats = repeated_pairs(text.blocks(10**6), tmp_path)
     assert repeats.tolist() == list(range(10_001, 10_000 + texts))
 
 
@@ -401,16 +402,7 @@ def test_words_too_long_for_the_tokenizer_are_counted_before_the_user(tmp_path):
     sources[50] = "ä" * 1001
     text = with_known_facts(tmp_path / "store", write(tmp_path, sources, targets), quiet())
     console = Console(file=io.StringIO(), width=200)
-    tokenizer = trained_tokenizer(
-        tmp_path / "store",
-        [text],
-        np.zeros(0, np.int64),
-        Vocabulary(40, False),
-        10**6,
-        2000,
-        0,
-        console,
-    )
+    tokenizer = trained(tmp_path / "store", text, 40, 2000, console)
     assert console.file.getvalue() == (
         "1 lines left out of the training of the tokenizer: of more than 2,000 characters, or with "
         "a word of more than 1,000\n"
@@ -445,3 +437,48 @@ def test_a_damaged_entry_is_one_line_and_remedy(tmp_path, content):
         with pytest.raises(InputError, match="delete it"):
             read()
         entry.write_bytes(whole)
+
+
+PARTS = st.sampled_from(["", "a", "b", "ab", "ä", "a b"])
+
+
+def blocks(pairs, size=100):
+    return Text(*(tuple(pair[side] for pair in pairs) for side in (0, 1))).blocks(size)
+
+
+@given(pairs=st.lists(st.tuples(PARTS, PARTS), max_size=60), size=st.integers(1, 20))
+@settings(deadline=None, max_examples=12)
+def test_all_but_the_first_of_equal_pairs_with_text_repeat(tmp_path_factory, pairs, size):
+    folder, seen, expected = tmp_path_factory.mktemp("duplicates"), set(), []
+    for number, pair in enumerate(pairs):
+        if all(pair):
+            if pair in seen:
+                expected.append(number)
+            seen.add(pair)
+    (folder / "61.digests").write_bytes(bytes(48))  # of a process that was killed
+    assert repeated_pairs(blocks(pairs, size), folder).tolist() == expected
+    assert list(folder.iterdir()) == []
+
+
+def test_digests_differ_where_a_pair_is_split():
+    pairs = [("a", "b"), ("ab", "c"), ("a", "bc"), ("a", "b "), ("b", "a")]
+    (block,) = blocks(pairs)
+    records = pair_records(block)
+    assert (records.shape, records.dtype) == ((5, 3), np.uint64)
+    assert len(np.unique(records[:, :2], axis=0)) == 5
+
+
+def test_digests_that_differ_in_one_byte_do_not_repeat():
+    for byte in range(16):
+        digests = np.zeros((3, 24), np.uint8)
+        digests[1, byte] = 1
+        digests[:, 16] = range(3)
+        assert repeated_numbers(digests.view(np.uint64)).tolist() == [2]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_by_name(tmp_path):
+    (tmp_path / "61.digests").mkdir()
+    with pytest.raises(InputError) as refusal, one_line_faults(tmp_path):
+        repeated_pairs(blocks([("a", "b")]), tmp_path)
+    assert str(refusal.value).startswith(f"{tmp_path}: ")
+    assert "name a folder that can be written with --prepared" in str(refusal.value)

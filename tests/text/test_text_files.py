@@ -2,7 +2,6 @@ import gzip
 import random
 import re
 import sys
-import tracemalloc
 import unicodedata
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from jax_transformer.errors import InputError
 from jax_transformer.text.text_files import (
     LONGEST_LINE,
     count_lines,
-    decode_lines,
     is_blank,
     open_stream,
     open_text,
 )
 from jax_transformer.text.text_files import read_lines as read_bytes_of_lines
 from tests.programs import run_python
-from tests.text.texts import PACK, read_lines
+from tests.text.texts import FORMS, PACK, memory_below, read_lines
 
 
 @pytest.mark.parametrize("last_end", [b"", b"\n"])
@@ -55,7 +53,7 @@ def test_a_damaged_compressed_file_is_refused_by_name(write, kind):
     flipped[len(packed) // 2] ^= 1
     for damaged in (packed[:-1], packed[: len(packed) // 2], packed[:6], flipped, packed + b"a"):
         path = write("text", damaged)
-        for read in (read_lines, count_lines):
+        for read in (read_lines, count_lines, lambda path: read_lines(path, bad=[])):
             with pytest.raises(InputError) as refusal:
                 read(path)
             assert str(refusal.value).startswith(f"{path}: damaged {kind} file (")
@@ -76,9 +74,9 @@ def test_zstd_without_a_package_names_the_package_to_install(write, monkeypatch)
     assert str(refusal.value).startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("kind", ["plain", *PACK])
+@pytest.mark.parametrize("kind", FORMS)
 def test_an_overlong_line_is_none(write, kind):
-    longest, pack = b"b" * LONGEST_LINE, PACK[kind]() if kind in PACK else bytes
+    longest, pack = b"b" * LONGEST_LINE, FORMS[kind]()
     for last, expected in ((longest, longest), (3 * longest, None)):
         lines = [b"a", longest, b"c" + longest, b"", last]
         with open_text(write("text", pack(b"\n".join(lines)))) as file:
@@ -87,21 +85,18 @@ def test_an_overlong_line_is_none(write, kind):
 
 def test_a_long_line_takes_no_memory(write):
     path = write("text", gzip.compress(b"x" * 50_000_000 + b"\na", compresslevel=1))
-    with open_text(path) as file:
-        tracemalloc.start()
-        try:
-            assert list(read_bytes_of_lines(file, "text")) == [None, b"a"]
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-    assert peak < 16 * LONGEST_LINE
+    with open_text(path) as file, memory_below(16 * LONGEST_LINE):
+        assert list(read_bytes_of_lines(file, "text")) == [None, b"a"]
 
 
-def test_only_newline_ends_a_line_after_one_carriage_return(write):
+def test_only_newline_ends_a_line_and_one_mark_at_the_start_is_dropped(write):
     for character in "\u2028\u2029\x0b\x0c\x1c\x1d\x1e\x85\r":
         lines = [f"a{character}b", f"{character}c", "d"]
         assert read_lines(write("text", "\n".join(lines).encode())) == lines
     assert read_lines(write("text", b"a\r\nb\r\r\n\r\nc\r")) == ["a", "b\r", "", "c"]
+    assert read_lines(write("text", "\ufeffa\n\ufeffb".encode())) == ["a", "\ufeffb"]
+    assert read_lines(write("text", b"\xef\xbb\xbf")) == [""]
+    assert read_lines(write("text", b"")) == []
 
 
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0")))
@@ -110,12 +105,6 @@ def test_line_count_is_that_of_newlines(tmp_path_factory, text):
     path.write_bytes(text.encode())
     unfinished = bool(text) and not text.endswith("\n")
     assert len(read_lines(path)) == text.count("\n") + unfinished
-
-
-def test_only_the_byte_order_mark_at_the_start_is_dropped(write):
-    assert read_lines(write("text", "\ufeffa\n\ufeffb".encode())) == ["a", "\ufeffb"]
-    assert read_lines(write("text", b"\xef\xbb\xbf")) == [""]
-    assert read_lines(write("text", b"")) == []
 
 
 def test_bytes_that_are_no_text_are_refused_by_place(write):
@@ -133,22 +122,13 @@ def test_bytes_that_are_no_text_are_refused_by_place(write):
         assert str(refusal.value).startswith(f"{path}:{place}: ")
 
 
-@pytest.mark.parametrize("kind", ["plain", *PACK])
+@pytest.mark.parametrize("kind", FORMS)
 def test_the_place_of_a_bad_line_stays_and_its_number_is_told(write, kind):
     lines = [b"\xff", b"a", b"b\0", b"", b"c" * 41, b"d\xc3", "\u00e4".encode(), b"\xed\xa0\x80"]
-    pack = PACK[kind]() if kind in PACK else bytes
     bad = []
-    with open_text(write("text", pack(b"\r\n".join(lines)))) as file:
-        found = list(decode_lines(file, "text", 40, bad))
+    found = read_lines(write("text", FORMS[kind]()(b"\r\n".join(lines))), longest=40, bad=bad)
     assert found == ["", "a", "", "", "", "", "\u00e4", ""]
     assert bad == [1, 3, 5, 6, 8]
-
-
-@pytest.mark.parametrize("kind", PACK)
-def test_a_damaged_file_is_no_bad_line(write, kind):
-    path = write("text", PACK[kind]()(b"a\n" * 9)[:-3])
-    with open_text(path) as file, pytest.raises(InputError, match=f"damaged {kind} file"):
-        list(decode_lines(file, str(path), bad=[]))
 
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.TMX", "a.tmx.gz"])

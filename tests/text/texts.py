@@ -1,9 +1,11 @@
 """Small texts in files, and what it takes to prepare them."""
 
+import contextlib
 import gzip
 import io
 import lzma
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading, TextFiles
 from jax_transformer.text.prepare import corpus_task, prepared_corpus
+from jax_transformer.text.samples import Vocabulary, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import LineError, Tokenizer, train_byte_pair
@@ -26,6 +29,21 @@ PACK = {  # for each kind, a function that returns the one that compresses bytes
     "xz": lambda: lzma.compress,
     "zstd": lambda: pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress,
 }
+
+
+FORMS = {"plain": lambda: bytes, **PACK}
+
+
+@contextlib.contextmanager
+def memory_below(size):
+    """Check that Python takes less memory in the block."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < size
 
 
 def quiet():
@@ -71,6 +89,14 @@ def corpus(store, text, **options):
     return prepared_corpus(store, task(store, text, **options), quiet())
 
 
+def trained(store, text, size, longest, console):
+    """Return the tokenizer that is trained on all pairs of a text."""
+    none, every = np.zeros(0, np.int64), 10**6
+    return trained_tokenizer(
+        store, [text], none, Vocabulary(size, False), every, longest, seed=0, console=console
+    )
+
+
 def refuse_lines(monkeypatch, method, word, fault):
     """Let a method of the tokenizers refuse the lines that hold a word."""
     encode = getattr(Tokenizer, method)
@@ -109,6 +135,6 @@ def random_corpus(random, source_lengths, target_lengths):
     )
 
 
-def read_lines(path):
+def read_lines(path, **options):
     with open_text(path) as file:
-        return list(decode_lines(file, str(path)))
+        return list(decode_lines(file, str(path), **options))

@@ -27,7 +27,7 @@ def came_back(tokenizer):
 
 
 def byte_level(folder, special):
-    """Write vocab.json and merges.txt; return the number of tokens."""
+    """Write vocab.json and merges.txt."""
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

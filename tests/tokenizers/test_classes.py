@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 import shutil
 from collections import Counter
 
@@ -417,6 +418,12 @@ def configure(**values):
     return change("tokenizer_config.json", lambda config: config.update(values))
 
 
+def damaged(key, value):
+    """Return a damage of the settings, and the message that names it."""
+    fault = re.escape(f"tokenizer_config.json: {key!r} is {value!r}: Expected ")
+    return configure(**{key: value}), f"{fault}.*; the file is damaged, copy it again"
+
+
 def without_codes(values):
     values["added_tokens"] = [t for t in values["added_tokens"] if "_" not in t["content"]]
 
@@ -433,7 +440,6 @@ def vocabularies_that_disagree(folder):
 RWKV = json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
 LSTRIP = {"5": {"content": "x", "lstrip": True}}
 NO_FILE = "cannot be read; a tokenizer file must be there"
-DAMAGED = r"tokenizer_config\.json: {} is {}: Expected .*; the file is damaged, copy it again"
 NO_MODEL = r"is not a sentencepiece model"
 SEVERAL = configure(separate_vocabs=True)
 REFUSED = {
@@ -471,12 +477,9 @@ REFUSED = {
         (put("merges.txt", "漢 字\n"), r"merges\.txt: does not belong to vocab\.json"),
     ],
     "bytes with few sentinels": [
-        (configure(extra_ids="3"), DAMAGED.format("'extra_ids'", "'3'")),
-        (configure(extra_ids=-1), DAMAGED.format("'extra_ids'", "-1")),
-        (
-            configure(added_tokens_decoder={"x": {"content": "y"}}),
-            DAMAGED.format("'added_tokens_decoder'", "{'x': {'content': 'y'}}"),
-        ),
+        damaged("extra_ids", "3"),
+        damaged("extra_ids", -1),
+        damaged("added_tokens_decoder", {"x": {"content": "y"}}),
     ],
     "marian": [
         (remove("target.spm"), f"target.spm {NO_FILE}"),
@@ -491,23 +494,14 @@ REFUSED = {
         ),
         (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
         (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
-        (
-            configure(added_tokens_decoder=[1]),
-            DAMAGED.format("'added_tokens_decoder'", r"\[1\]"),
-        ),
-        (
-            configure(extra_special_tokens=1),
-            DAMAGED.format("'extra_special_tokens'", "1"),
-        ),
+        damaged("added_tokens_decoder", [1]),
+        damaged("added_tokens_decoder", {"7": {"content": 3}}),
+        damaged("extra_special_tokens", 1),
         (
             put("special_tokens_map.json", '{"additional_special_tokens": 2}'),
             r"special_tokens_map\.json: 'additional_special_tokens' is 2: Expected",
         ),
         (put("added_tokens.json", '{"x": -1}'), r"added_tokens\.json: 'x' is -1: Expected"),
-        (
-            configure(added_tokens_decoder={"7": {"content": 3}}),
-            DAMAGED.format("'added_tokens_decoder'", "{'7': {'content': 3}}"),
-        ),
     ],
 }
 
@@ -532,13 +526,28 @@ def test_a_code_that_is_not_a_text_is_refused_in_one_line():
             Languages({"fr_XX": 3}, "before").changed(None, code)
 
 
-def test_damaged_settings_of_languages_are_refused(folder_of):
-    own, _ = folder_of("m2m100").read()
-    languages = describe(own)["languages"] | {"source": "fr"}
-    for damage in ({"target": "x"}, {"placement": "x"}, {"ids": {"fr": "1"}}, {"ids": {"fr": -1}}):
-        description = describe(own) | {"languages": languages | damage}
-        with pytest.raises(InputError, match=r"^x: (damaged languages|languages=.* must be ids)"):
-            from_description(description, own.contents, "x")
+LANGUAGES = {"ids": {"fr": 9}, "placement": "before", "source": "fr", "target": None}
+NO_LANGUAGES, NO_SPLITTING = "damaged languages", "(is|an added token is) damaged"
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "message"),
+    [
+        ("m2m100", {"languages": LANGUAGES | {"target": "x"}}, NO_LANGUAGES),
+        ("m2m100", {"languages": LANGUAGES | {"placement": "x"}}, NO_LANGUAGES),
+        ("m2m100", {"languages": LANGUAGES | {"ids": {"fr": "1"}}}, NO_LANGUAGES),
+        ("m2m100", {"languages": LANGUAGES | {"ids": {"fr": -1}}}, "languages=.* must be ids"),
+        ("m2m100", {"moses": True}, "the setting 'moses', which this version does not know"),
+        ("byte-level t5, as codet5", {"options": {}}, NO_SPLITTING),
+        ("byte-level t5, as codet5", {"rule": []}, NO_SPLITTING),
+        ("byte-level t5, as codet5", {"tokens": [{"special": 1}]}, NO_SPLITTING),
+        ("bytes with few sentinels", {"rule": "byte_level", "options": {}}, "is damaged"),
+    ],
+)
+def test_damaged_settings_are_refused(folder_of, kind, damage, message):
+    own, _ = folder_of(kind).read()
+    with pytest.raises(InputError, match=rf"^x.*: .*{message}"):
+        from_description(describe(own) | damage, own.contents, "x")
 
 
 @pytest.mark.parametrize("kind", tiered(FOLDERS, ("bytes with few sentinels", "m2m100")))
@@ -555,16 +564,6 @@ def test_transformers_reads_the_files_that_are_written_without_a_folder(folder_o
     ids = own.encode_target(folder.strings[:200])
     expected = theirs.batch_decode(ids, skip_special_tokens=True)
     assert again.batch_decode(ids, skip_special_tokens=True) == expected
-
-
-@pytest.mark.parametrize("damage", [{"options": {}}, {"rule": []}, {"tokens": [{"special": 1}]}])
-def test_damaged_settings_of_splitting_are_refused(folder_of, damage):
-    own, _ = folder_of("byte-level t5, as codet5").read()
-    with pytest.raises(InputError, match=r"^x.* (is|an added token is) damaged"):
-        from_description(describe(own) | damage, own.contents, "x")
-    own, _ = folder_of("bytes with few sentinels").read()
-    with pytest.raises(InputError, match=r"^x: is damaged"):
-        from_description(describe(own) | {"rule": "byte_level", "options": {}}, {}, "x")
 
 
 @pytest.mark.parametrize("kind", tiered(SURROUNDED, SURROUNDED[:4]))

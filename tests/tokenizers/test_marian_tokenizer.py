@@ -10,7 +10,6 @@ import pytest
 
 from jax_transformer import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.tokenizers import describe, from_description
 from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES, read_sentencepiece
 from jax_transformer.tokenizers.readers.classes import read_marian
 from tests.tokenizers.sentencepiece_models import write_marian
@@ -93,10 +92,3 @@ def test_a_truncated_model_is_refused_at_every_length(shared):
         damaged = {"source.spm": whole[:length]}
         with pytest.raises(InputError, match=r"source\.spm: is not a sentencepiece model"):
             read_sentencepiece(contents | damaged, {"rule": "marian"}, "x")
-
-
-def test_a_setting_of_another_version_is_refused(shared):
-    tokenizer = read_marian(shared)
-    description = describe(tokenizer) | {"moses": True}
-    with pytest.raises(InputError, match="the setting 'moses', which this version does not know"):
-        from_description(description, tokenizer.contents, "x")
