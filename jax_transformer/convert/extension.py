@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.lengths import VOCABULARIES
@@ -15,6 +14,7 @@ from jax_transformer.convert import huggingface
 from jax_transformer.convert.families import get_family
 from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.convert.origin import read_origin
+from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.tree import PARAMETERS
 from jax_transformer.storage.folder import CONFIG_FILE
@@ -161,7 +161,7 @@ def _with_rows(
         rows: By new id, the ids of which its row is the mean; None means all.
         known: Number of ids that had tokens.
     """
-    leaves = flatten_dict(params, sep="/")
+    leaves = flatten(params)
     for path in leaves.keys() & PARAMETERS.keys():
         axes = PARAMETERS[path].lengths
         for axis in (i for i, name in enumerate(axes) if name in VOCABULARIES):
@@ -173,7 +173,7 @@ def _with_rows(
             for token_id, ids in rows.items():
                 grown[token_id] = mean if ids is None else table[ids].mean(axis=0, dtype=np.float64)
             leaves[path] = np.moveaxis(grown, 0, axis)
-    return unflatten_dict(leaves, sep="/")
+    return nest(leaves)
 
 
 def _unknown_share(tokenizer: Tokenizer, text: Sequence[str]) -> float:

@@ -46,14 +46,9 @@ COMPUTED_TOLERANCE = 1e-3
 NUMBER = re.compile(r"[0-9]+")
 HALF_ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 # Fields that change neither the parameters nor what they compute at the positions that both hold.
-FREE_FIELDS = (
-    "max_length",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "dropout_placement",
-    "embedding_dropout",
-    "initialization",
+FREE_FIELDS = tuple(
+    "max_length dropout attention_dropout activation_dropout dropout_placement embedding_dropout "
+    "initialization".split()
 )
 # A computed table may have so many numbers (some 100 MB while it is computed), or so many times as
 # many as the parameters.

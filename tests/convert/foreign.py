@@ -36,13 +36,10 @@ def interleaved_positions(length, width):
 
 
 def per_column_positions(length, width):
-    """Each column with an exponent of its own, element by element."""
-    table = torch.zeros(length, width)
-    for row in range(length):
-        for column in range(width):
-            turn = math.sin if column % 2 == 0 else math.cos
-            table[row, column] = turn(row / 10000 ** (2 * column / width))
-    return table
+    """Each column with an exponent of its own, in double precision."""
+    column = torch.arange(width, dtype=torch.float64)
+    angle = torch.arange(length)[:, None] / 10000 ** (2 * column / width)
+    return torch.where(column % 2 == 0, angle.sin(), angle.cos()).float()
 
 
 class StdNorm(nn.Module):

@@ -3,7 +3,6 @@
 import functools
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,13 +12,12 @@ from jax_transformer.convert.huggingface import from_huggingface
 from jax_transformer.convert.report import ConversionError
 from tests.convert.families.case import (
     CASES,
+    change_values,
+    foreign_class,
     foreign_model,
-    foreign_results,
-    forward,
-    ragged_tokens,
-    transformers,
+    logits_error,
 )
-from tests.parity.ladder import bound, error
+from tests.parity.ladder import bound
 from tests.tiers import QUICK_FAMILIES, tiered_rows
 
 # Small, and every width is a multiple of the heads. Other keys are at the default of the class.
@@ -57,7 +55,7 @@ FOLLOWING = ("decoder_vocab_size", "num_decoder_layers")
 
 @functools.cache
 def class_defaults(name):
-    return getattr(transformers, FAMILIES[name].architecture).config_class().to_dict()
+    return foreign_class(name).config_class().to_dict()
 
 
 def keys_of(name):
@@ -94,15 +92,11 @@ def test_an_absent_key_means_the_default_of_the_class(name, key):
     assert config_from_json(FAMILIES[name], values) == whole
 
 
-def test_every_default_is_that_of_the_class():
+def test_every_default_and_a_config_without_keys_are_those_of_the_class():
     for name, family in ((name, FAMILIES[name]) for name in CASES):
         meant, theirs = {**family.training_only, **family.defaults}, class_defaults(name)
         assert meant == {key: theirs.get(key) for key in meant}, name
-
-
-def test_a_config_without_keys_is_that_of_the_class():
-    for name, family in ((name, FAMILIES[name]) for name in CASES):
-        values = {key: value for key, value in class_defaults(name).items() if value is not None}
+        values = {key: value for key, value in theirs.items() if value is not None}
         assert config_from_json(family, {}) == config_from_json(family, values), name
 
 
@@ -117,16 +111,9 @@ def test_a_config_without_keys_is_that_of_the_class():
 def test_a_folder_that_lacks_a_key_gives_the_numbers_of_transformers(name, key, tmp_path):
     model = foreign_model(name, {}, **values_of(name, key))
     model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"
-    values = json.loads(path.read_text())
-    values.pop(key, None)  # transformers leaves out some that are at their defaults
-    path.write_text(json.dumps(values))
-    config, params = from_huggingface(tmp_path)
-    src, tgt = ragged_tokens(config)
-    theirs, _ = foreign_results(type(model).from_pretrained(tmp_path).eval(), config, src, tgt)
-    assert error(np.asarray(forward(params, config, src, tgt)), theirs) <= bound(
-        "logits", "float32"
-    )
+    config, params = from_huggingface(change_values(tmp_path, **{key: "absent"}))
+    theirs = type(model).from_pretrained(tmp_path)
+    assert logits_error(params, config, theirs) <= bound("logits", "float32")
 
 
 def test_sizes_that_are_absent_and_do_not_fit_are_named(tmp_path):

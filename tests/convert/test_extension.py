@@ -8,18 +8,26 @@ from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 
-from jax_transformer import Translator, encode
+from jax_transformer import Translator
 from jax_transformer.adapters import lora, read_adapter
 from jax_transformer.commands import main as cli
 from jax_transformer.convert.extension import extend
-from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.huggingface import from_huggingface, load_tokenizer
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights
 from jax_transformer.tokenizers import extended
-from tests.convert.families.case import foreign_model, forward, ragged_tokens, transformers
+from tests.convert.families.case import (
+    foreign_class,
+    foreign_model,
+    foreign_results,
+    logits_error,
+    memory_and_logits,
+    ragged_tokens,
+    read_values,
+    strictly_loaded,
+    transformers,
+    weights_of,
+)
 from tests.tiers import tiered
 from tests.tokenizers import class_folders as writers
 from tests.tokenizers import sentencepiece_models
@@ -110,27 +118,20 @@ def test_the_model_computes_what_it_did(both):
     (config, params), (larger, grown) = (from_huggingface(folder) for folder in (old, new))
     size = config.tgt_vocab_size
     assert larger.tgt_vocab_size > size
-    assert (
-        dataclasses.replace(larger, src_vocab_size=config.src_vocab_size, tgt_vocab_size=size)
-        == config
-    )
+    sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": size}
+    assert dataclasses.replace(larger, **sizes) == config
     src, tgt = ragged_tokens(config)
-    memory = [encode(p, c, src) for p, c in ((params, config), (grown, larger))]
-    np.testing.assert_array_equal(*memory)
+    memory, expected = memory_and_logits(params, config, src, tgt)
+    same, logits = memory_and_logits(grown, larger, src, tgt)
+    np.testing.assert_array_equal(same, memory)
     known = load_tokenizer(old)[1].source.segmenter.size  # a table may have more rows
-    logits = forward(grown, larger, src, tgt)
     # XLA sums a product of another width in another order.
-    expected = forward(params, config, src, tgt)[..., :known]
-    np.testing.assert_allclose(logits[..., :known], expected, rtol=0, atol=2e-6)
-    model_class = getattr(transformers, FAMILIES[FOLDERS[name][1]].architecture)
-    model, report = model_class.from_pretrained(new, output_loading_info=True)
-    assert not any(report.values()), report
-    tensors = {"input_ids": src, "decoder_input_ids": tgt}
-    tensors = {key: torch.tensor(ids, dtype=torch.int64) for key, ids in tensors.items()}
-    mask = torch.tensor(src != config.pad_id).long()
-    with torch.no_grad():
-        theirs = model(**tensors, attention_mask=mask).logits
-        before = model_class.from_pretrained(old)(**tensors, attention_mask=mask).logits
+    np.testing.assert_allclose(logits[..., :known], expected[..., :known], rtol=0, atol=2e-6)
+    model_class = foreign_class(FOLDERS[name][1])
+    theirs, before = (
+        foreign_results(strictly_loaded(model_class, folder), config, src, tgt)[0]
+        for folder in (new, old)
+    )
     np.testing.assert_allclose(theirs[..., :known], before[..., :known], rtol=0, atol=2e-6)
     np.testing.assert_allclose(logits, theirs, atol=1e-5)
 
@@ -138,7 +139,7 @@ def test_the_model_computes_what_it_did(both):
 def test_new_rows_are_means_of_the_rows_that_wrote_them(both):
     name, old, new = both
     before, after = (load_tokenizer(folder)[1] for folder in (old, new))
-    tables = [weights.read(folder / "model.safetensors") for folder in (old, new)]
+    tables = [weights_of(folder) for folder in (old, new)]
     known, form = before.source.segmenter.size, FOLDERS[name][3]
     unwritten = {before.unk_id, before.token_id("▁")}
 
@@ -150,9 +151,8 @@ def test_new_rows_are_means_of_the_rows_that_wrote_them(both):
     if FOLDERS[name][2]:
         code, relative, other = (form.format(each) for each in FOLDERS[name][2])
         codes = list(extended.known_codes(before).values())
-        assert (
-            len(codes) == {"nllb": 4, "m2m100": 100, "mbart_50": 52, "mbart": 25, "marian": 2}[name]
-        )
+        counts = {"nllb": 4, "m2m100": 100, "mbart_50": 52, "mbart": 25, "marian": 2}
+        assert len(codes) == counts[name]
         expected[code] = lambda table: table[before.source.segmenter.token_id(relative)]
         expected[other] = lambda table: table[codes].mean(axis=0, dtype=np.float64)
     if name in TAKES_PIECES:
@@ -161,13 +161,12 @@ def test_new_rows_are_means_of_the_rows_that_wrote_them(both):
         expected[max(pieces, key=len)] = mean_of([])
     grown = 0
     for name, table in tables[0].items():
-        axes = [
-            axis for axis in range(table.ndim) if table.shape[axis] < tables[1][name].shape[axis]
-        ]
+        larger = tables[1][name]
+        axes = [axis for axis in range(table.ndim) if table.shape[axis] < larger.shape[axis]]
         if not axes:
-            np.testing.assert_array_equal(tables[1][name], table)
+            np.testing.assert_array_equal(larger, table)
             continue
-        table, larger = (np.moveaxis(each[name], axes[0], 0) for each in tables)
+        table, larger = (np.moveaxis(each, axes[0], 0) for each in (table, larger))
         np.testing.assert_array_equal(larger[:known], table[:known])
         for token, row in expected.items():
             found = larger[after.source.segmenter.token_id(token)]
@@ -211,8 +210,8 @@ def test_all_else_of_a_folder_stays(tmp_path):
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
     for name in names - changed:
         assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "old" / name).read_bytes()
-    values = [json.loads((tmp_path / path / "config.json").read_text()) for path in ("old", "new")]
-    assert values[1] == values[0] | {"vocab_size": values[0]["vocab_size"] + 1}
+    values = read_values(tmp_path / "old")
+    assert read_values(tmp_path / "new") == values | {"vocab_size": values["vocab_size"] + 1}
 
 
 REFUSALS = {
@@ -341,8 +340,4 @@ def test_an_adapter_with_whole_tables_is_trained_and_is_what_peft_loads(name, ro
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()
-    src, tgt = ragged_tokens(config)
-    mask = torch.tensor(src != config.pad_id).long()
-    ids = {"input_ids": torch.tensor(src).long(), "decoder_input_ids": torch.tensor(tgt).long()}
-    mine = forward(lora.attach(params, adapter), config, src, tgt)
-    np.testing.assert_allclose(mine, theirs(**ids, attention_mask=mask).logits.detach(), atol=1e-5)
+    assert logits_error(lora.attach(params, adapter), config, theirs) <= 1e-5

@@ -23,8 +23,12 @@ from jax_transformer.model import functional
 from jax_transformer.model.masks import source_mask
 from jax_transformer.model.transformer import Transformer
 from jax_transformer.model.tree import parameter_shapes
-from tests.convert.families.case import foreign_model, foreign_results, ragged_tokens
-from tests.convert.families.t5_lineage import write_folder
+from tests.convert.families.case import (
+    change_values,
+    foreign_model,
+    foreign_results,
+    ragged_tokens,
+)
 from tests.parity.ladder import bound, error
 
 
@@ -189,10 +193,9 @@ def test_a_trap_is_seen(name, x64, monkeypatch):
 
 def test_trap_of_the_width_of_a_head(tmp_path):
     """Where the heads of T5 are together as wide as the model, the width could be left unread."""
-    model = foreign_model("t5", "tied", d_model=40, d_kv=10, num_heads=4)
-    folder = write_folder(tmp_path / "model", model, d_kv=8, num_heads=5)
+    foreign_model("t5", "tied", d_model=40, d_kv=10, num_heads=4).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="relative_attention_bias"):
-        from_huggingface(folder)
-    folder = write_folder(tmp_path / "wide", foreign_model("t5"), d_kv=14)  # 42 // 3
+        from_huggingface(change_values(tmp_path, d_kv=8, num_heads=5))
+    foreign_model("t5").save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"wrong shape.*SelfAttention"):
-        from_huggingface(folder)
+        from_huggingface(change_values(tmp_path, d_kv=14))  # 42 // 3

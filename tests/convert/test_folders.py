@@ -18,13 +18,21 @@ from jax_transformer.convert.huggingface import (
 )
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import formats
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.tokenizers.readers.classes import read_marian
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
-from tests.convert.families.case import foreign_model, transformers, write_tokenizer
+from tests.convert.families.case import (
+    change_values,
+    foreign_class,
+    foreign_model,
+    read_values,
+    strictly_loaded,
+    transformers,
+    weights_of,
+    write_tokenizer,
+)
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params
 from tests.tiers import tiered
@@ -44,8 +52,7 @@ def home(request, tmp_path_factory):
     changes = write_tokenizer(request.param, folder)
     model = foreign_model(request.param, None, **changes)
     model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"mine": {"a": [1.50]}}))
+    change_values(folder, mine={"a": [1.50]})
     ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     ids |= {key: changes[key] for key in ids.keys() & changes.keys()}
     pad = f', "bad_words_ids": [[{ids["pad_token_id"]}]], {json.dumps(ids)[1:-1]}'
@@ -69,10 +76,6 @@ def convert(capsys):
     return convert
 
 
-def model_type_of(folder):
-    return json.loads((folder / "config.json").read_text())["model_type"]
-
-
 def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
@@ -89,17 +92,15 @@ def assert_home_again(folder, home):
         if name == "config.json":
             assert list(json.loads(old).items()) == list(json.loads(new).items())
     assert found == whole
-    old, new = (weight_files.read(path / "model.safetensors") for path in (home, folder))
-    tables = {buffer.foreign for buffer in FAMILIES[model_type_of(home)].layout.buffers}
+    old, new = weights_of(home), weights_of(folder)
+    tables = {buffer.foreign for buffer in FAMILIES[read_values(home)["model_type"]].layout.buffers}
     for name in tables & old.keys():  # computed again
         np.testing.assert_allclose(new.pop(name), old.pop(name), atol=1e-6)
     assert_same_tensors(old, new)
 
 
 def assert_loads_in_transformers(folder, home):
-    model_class = getattr(transformers, FAMILIES[model_type_of(home)].architecture)
-    model, report = model_class.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values()), report
+    model = strictly_loaded(foreign_class(read_values(home)["model_type"]), folder)
     tokenizers = [transformers.AutoTokenizer.from_pretrained(path) for path in (folder, home)]
     assert type(tokenizers[0]) is type(tokenizers[1])
     for options in ({"text": LINES}, {"text_target": LINES}):
@@ -130,7 +131,7 @@ def test_the_command_line_brings_a_continued_model_home(home, tmp_path, convert)
     model, (origin, _) = TrainedModel(*load_folder(home)), read_origin(home)
     options = {"beam_size": 2, "max_new_tokens": 16}  # options that every version of a folder has
     model_folder.write(tmp_path / "own", model._replace(generation=options), origin)
-    layout = ["--output-layout", model_type_of(home)]
+    layout = ["--output-layout", read_values(home)["model_type"]]
     assert "not carried" not in convert(tmp_path / "own", tmp_path / "continued", *layout)
     assert_home_again(tmp_path / "continued", home)
     printed = convert(home, tmp_path / "direct", *layout)
@@ -149,7 +150,7 @@ def test_only_what_changed_is_brought_up_to_date(home, tmp_path):
         half["activation_function"] = "silu"  # another name of "swish"
     origin = Origin(origin.model_type, half, origin.files)
     to_huggingface(params, changed, tmp_path / "new", tokenizer=tokenizer, origin=origin)
-    found = json.loads((tmp_path / "new" / "config.json").read_text())
+    found = read_values(tmp_path / "new")
     assert list(found.items()) == list((half | {"dropout": 0.25, "torch_dtype": "float32"}).items())
 
 
@@ -257,14 +258,6 @@ def test_a_real_folder_may_be_links(home, tmp_path):
     assert load_tokenizer(tmp_path)[0] == load_tokenizer(home)[0]
 
 
-def edit(name, **changes):
-    def damage(folder):
-        path = folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return damage
-
-
 def remove(*names):
     return lambda folder: [(folder / name).unlink(missing_ok=True) for name in names]
 
@@ -277,18 +270,21 @@ DAMAGE = {
         "a tokenizer file must be there|no tokenizer.js",
     ),
     "truncated tokenizer": (
-        lambda folder: os.truncate(folder / OWN_FILES[model_type_of(folder)], 700),
+        lambda folder: os.truncate(folder / OWN_FILES[read_values(folder)["model_type"]], 700),
         "is not a sentencepiece model, or is damaged|damaged tokenizer file",
     ),
     "do_sample": (
-        edit("generation_config.json", do_sample=True),
+        lambda folder: (folder / "generation_config.json").write_text('{"do_sample": true}'),
         rf"generation_config\.json: do_sample=True cannot be honoured; {REMEDY}",
     ),
     "no generation config": (
         lambda folder: (folder / "generation_config.json").write_text("{"),
         r"generation_config\.json is no readable JSON",
     ),
-    "unknown family": (edit("config.json", model_type="vit"), "model_type='vit' is unknown"),
+    "unknown family": (
+        lambda folder: change_values(folder, model_type="vit"),
+        "model_type='vit' is unknown",
+    ),
 }
 
 
@@ -305,14 +301,14 @@ def test_bad_folders_are_refused_in_one_line(home, tmp_path, damage, message):
 
 def test_another_models_tokenizer_is_refused_with_both_numbers(home, tmp_path, convert):
     folder = shutil.copytree(home, tmp_path / "model", ignore=shutil.ignore_patterns("large.txt"))
-    config = json.loads((folder / "config.json").read_text())
+    config = read_values(folder)
     wanted, size = config["vocab_size"] - 1, config["vocab_size"]
     pad = {"pad_token_id": wanted - 1, "decoder_start_token_id": wanted - 1}
-    edit("config.json", vocab_size=wanted, decoder_vocab_size=wanted, **pad)(folder)
+    change_values(folder, vocab_size=wanted, decoder_vocab_size=wanted, **pad)
     message = f"has {size} ids, but the model {wanted}; use the"
     with pytest.raises(InputError, match=message):
         jax_transformer.load(folder)
-    edit("config.json", **config | {"eos_token_id": 5})(folder)
+    change_values(folder, **config | {"eos_token_id": 5})
     with pytest.raises(InputError, match=r"the tokenizer has eos_id=[01], but config.json says 5"):
         jax_transformer.load(folder)
     with pytest.raises(InputError, match="the tokenizer has eos_id="):

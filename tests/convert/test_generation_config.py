@@ -55,6 +55,7 @@ def test_every_key_of_transformers_is_in_one_group():
     known = {key for key in vars(transformers.GenerationConfig()) if not key.startswith("_")}
     assert HONOURED | WITHOUT_EFFECT | NEUTRAL.keys() == known
     assert len(HONOURED) + len(WITHOUT_EFFECT) + len(NEUTRAL) == len(known)
+    assert REFUSED.keys() - {"forced_eos_token_id"} == NEUTRAL.keys()
     from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
     caches = {*ALL_CACHE_IMPLEMENTATIONS, "paged"} - {"quantized"}  # it rounds
@@ -205,10 +206,6 @@ def test_what_cannot_be_honoured_is_refused_by_name_with_the_remedy(key, value):
     assert message.endswith("; --ignore-generation-config ignores the file's generation defaults")
     assert "\n" not in message
     assert len(message) < 300
-
-
-def test_the_refused_keys_are_all_tested():
-    assert REFUSED.keys() - {"forced_eos_token_id"} == NEUTRAL.keys()
 
 
 def test_a_generation_config_replaces_all_keys_of_the_config(tmp_path):

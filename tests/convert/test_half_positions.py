@@ -11,8 +11,13 @@ import torch_reference
 from jax_transformer import TransformerConfig, convert, generate
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
-from jax_transformer.storage import weights as weight_files
-from tests.convert.families.case import foreign_model, foreign_results, forward, ragged_tokens
+from tests.convert.families.case import (
+    foreign_model,
+    foreign_results,
+    forward,
+    ragged_tokens,
+    weights_of,
+)
 from tests.convert.tools import assert_same_params, same_bits
 from tests.parity.ladder import bound, error
 from tests.tiers import tiered_rows
@@ -82,11 +87,8 @@ def test_a_half_table_comes_back_bit_for_bit(half, tmp_path):
     write(tmp_path / "model", "pegasus", half, "safetensors")
     config, params = from_huggingface(tmp_path / "model")
     to_huggingface(params, config, tmp_path / "home", family="pegasus")
-    for name in TABLES:
-        own, came = (
-            weight_files.read(tmp_path / d / "model.safetensors")[name] for d in ("home", "model")
-        )
-        assert same_bits(own, came)
+    home, came = weights_of(tmp_path / "home"), weights_of(tmp_path / "model")
+    assert all(same_bits(home[name], came[name]) for name in TABLES)
 
 
 @pytest.mark.exhaustive

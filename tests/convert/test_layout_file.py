@@ -174,63 +174,71 @@ def test_what_a_file_cannot_hold_is_refused_and_nothing_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-BUFFER = f'name = "x"\n{ROW}[[buffers]]\nforeign = "p"\n'
+USUAL_ROW = {"foreign": "x", "parameters": "encoder/norm/scale"}
+
+
+def with_rows(*changes, **others):
+    """Return the text of a file with a row for each of these changes of the usual one."""
+    return tomli_w.dumps({"name": "x", "rows": [USUAL_ROW | change for change in changes]} | others)
+
+
+def with_buffer(kind, shape, **others):
+    return with_rows({}, buffers=[{"foreign": "p", "kind": kind, "shape": shape} | others])
+
+
 REFUSED = {
     "no TOML": ("name = ", "is not TOML: 'Invalid value (at"),
     "no UTF-8": (b'name = "\xff"', "is no readable layout"),
     "deep": ("a = " + "[" * 5000, "is not TOML"),
     "long number": ("name = " + "9" * 5000, "is not TOML"),
-    "empty rows": ('name = "x"\nrows = []', "length >= 1 - at `$.rows`"),
-    "unknown key": (f'name = "x"\nrowz = 1\n{ROW}', "unknown field `rowz`"),
-    "unknown key of a row": (f'name = "x"\n{ROW}kind = 1', "field `kind` - at `$.rows[0]`"),
-    "second row": (f'name = "x"\n{ROW}{ROW}zeros = 1', "got `int` - at `$.rows[1].zeros`"),
-    "stack": (f'name = "x"\n{ROW}stack = "row"', "'row' - at `$.rows[0].stack`"),
+    "empty rows": (with_rows(), "length >= 1 - at `$.rows`"),
+    "unknown key": (with_rows({}, rowz=1), "unknown field `rowz`"),
+    "unknown key of a row": (with_rows({"kind": 1}), "field `kind` - at `$.rows[0]`"),
+    "second row": (with_rows({}, {"zeros": 1}), "got `int` - at `$.rows[1].zeros`"),
+    "stack": (with_rows({"stack": "row"}), "'row' - at `$.rows[0].stack`"),
     "stack of one": (
-        f'name = "x"\n{ROW}stack = "heads"',
+        with_rows({"stack": "heads"}),
         "needs several parameters, not one - at `$.rows[0]`",
     ),
-    "shape's word": (f'name = "x"\n{ROW}shape = ["to_dict"]', "must hold lengths, one -1 at most"),
-    "when": (f'name = "x"\n{ROW}when = ["heads", 1]', "heads=1 is not a setting"),
+    "shape's word": (with_rows({"shape": ["to_dict"]}), "must hold lengths, one -1 at most"),
+    "when": (with_rows({"when": ["heads", 1]}), "heads=1 is not a setting"),
     "path": (
-        'name = "x"\n[[rows]]\nforeign = "x"\nparameters = "encoder/norm/scales"\n',
+        with_rows({"parameters": "encoder/norm/scales"}),
         "the row 'x' names 'encoder/norm/scales', which is no parameter of any config; nearest",
     ),
-    "no path": ('name = "x"\n[[rows]]\nforeign = "x"\nparameters = []\n', "at least one parameter"),
-    "braces that format": (
-        'name = "x"\n[[rows]]\nforeign = "{i:>999999999}"\nparameters = "encoder/norm/scale"\n',
-        "braces must hold a word",
-    ),
+    "no path": (with_rows({"parameters": []}), "at least one parameter"),
+    "braces that format": (with_rows({"foreign": "{i:>999999999}"}), "braces must hold a word"),
     "words side by side": (
-        'name = "x"\n[[rows]]\nforeign = "{a}{b}"\nparameters = "{a}/{b}/scale"\n',
+        with_rows({"foreign": "{a}{b}", "parameters": "{a}/{b}/scale"}),
         "must hold at most one {word} between two '.'",
     ),
     "length": (
-        f'{BUFFER}kind = "position_table"\nshape = ["length", "d_model"]\nlength = 1000000000000\n',
+        with_buffer("position_table", ["length", "d_model"], length=10**12),
         "<= 131072 - at `$.buffers[0].length`",
     ),
     "buffer's shape": (
-        f'{BUFFER}kind = "position_table"\nshape = [2]\n',
+        with_buffer("position_table", [2]),
         "axes of length 1 - at `$.buffers[0]`",
     ),
     "triangle's numbers": (
-        f'{BUFFER}kind = "triangle"\nshape = [2, 2]\ndtype = "bool"\nvalues = [1]\n',
+        with_buffer("triangle", [2, 2], dtype="bool", values=[1]),
         "values=(1,) must be 2 numbers - at `$.buffers[0]`",
     ),
     "list's numbers": (
-        f'{BUFFER}kind = "list"\nshape = [2]\ndtype = "int8"\nvalues = [1, 300]\n',
+        with_buffer("list", [2], dtype="int8", values=[1, 300]),
         "values=(1, 300) are no int8 - at `$.buffers[0]`",
     ),
     "range's type": (
-        f'{BUFFER}kind = "range"\nshape = [2]\ndtype = "object"\nvalues = [0, 1]\n',
+        with_buffer("range", [2], dtype="object", values=[0, 1]),
         "kind='range', dtype='object': a buffer is a range or a triangle or a list of bool",
     ),
     "range's shape": (
-        f'{BUFFER}kind = "range"\nshape = [100000, 100000]\ndtype = "int8"\nvalues = [0, 1]\n',
+        with_buffer("range", [100_000, 100_000], dtype="int8", values=[0, 1]),
         "must hold lengths of at most 16,777,216 numbers together",
     ),
-    "preset": (f'name = "x"\nconfig = {{preset = "y"}}\n{ROW}', "config: preset='y' is unknown"),
-    "field": (f'name = "x"\nconfig = {{heads = 3}}\n{ROW}', "config: heads=3 is not a setting"),
-    "long value": (f'name = "x"\nconfig = {{num_heads = "{"3" * 9999}"}}\n{ROW}', "num_heads='33"),
+    "preset": (with_rows({}, config={"preset": "y"}), "config: preset='y' is unknown"),
+    "field": (with_rows({}, config={"heads": 3}), "config: heads=3 is not a setting"),
+    "long value": (with_rows({}, config={"num_heads": "3" * 9999}), "num_heads='33"),
 }
 
 
@@ -294,7 +302,7 @@ def test_random_values_of_known_keys_are_read_or_refused(tmp_path_factory, data)
         "rows": ["foreign", "parameters", "operation", "shape", "stack", "zeros", "when"],
         "config": ["preset", "d_model", "norm_epsilon", "positions", "norm_bias", "d_kv"],
     }
-    values = {"name": "x", "rows": [{"foreign": "x", "parameters": "encoder/norm/scale"}]}
+    values = {"name": "x", "rows": [dict(USUAL_ROW)]}
     place = data.draw(st.sampled_from(list(known)))
     key, value = data.draw(st.sampled_from(known[place])), data.draw(VALUES)
     if place == "top":

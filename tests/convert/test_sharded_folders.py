@@ -19,7 +19,12 @@ from jax_transformer.storage.weights import arrays
 from jax_transformer.storage.weights.shards import read_weights, weight_names
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.translation import model_folder
-from tests.convert.families.case import foreign_model, transformers, write_tokenizer
+from tests.convert.families.case import (
+    foreign_class,
+    foreign_model,
+    strictly_loaded,
+    write_tokenizer,
+)
 from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import random_params, small_config
 from tests.parity.ladder import error
@@ -42,13 +47,9 @@ def home(tmp_path_factory):
 
 
 def assert_loads_in_transformers(folder, home):
-    states, model_class = [], transformers.PegasusForConditionalGeneration
-    for path in (folder, home):
-        model, report = model_class.from_pretrained(path, output_loading_info=True)
-        assert not any(report.values()), report
-        assert model.dtype == torch.bfloat16
-        states.append(model.state_dict())
-    assert_same_tensors(*states)
+    models = [strictly_loaded(foreign_class("pegasus"), path) for path in (folder, home)]
+    assert {model.dtype for model in models} == {torch.bfloat16}
+    assert_same_tensors(*(model.state_dict() for model in models))
 
 
 def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, capsys):

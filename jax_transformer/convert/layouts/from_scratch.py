@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 from jax_transformer.convert.buffers import PositionTable
-from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, residual_layer_rows
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.table import Buffer, Layout, Row
+from jax_transformer.model.tree import STACKS
 
 
 def shared_heads() -> Layout:
@@ -84,19 +83,17 @@ def _residual_layout(
     norm_leaves: tuple[str, str],
     head: str,
 ) -> Layout:
-    blocks = [(block, f"{block}_block") for block in ("self_attention", "cross_attention")]
-    layers = functools.partial(
-        residual_layer_rows,
-        norms="residual_connections.{}.norm",
-        projections=projections,
-        feed_forward=tuple(f"feed_forward_block.{product}" for product in feed_forward),
-        norm_leaves=norm_leaves,
-    )
-    rows = (
+    rows = [
         Row(f"{tables[0]}.embedding.weight", "source_embedding/embedding"),
         Row(f"{tables[1]}.embedding.weight", "target_embedding/embedding"),
-        *layers("encoder", blocks[:1]),
-        *layers("decoder", blocks),
-        *linear(head, "output_projection"),
-    )
-    return Layout(name, rows, tuple(Buffer(table, PositionTable()) for table in positions))
+    ]
+    numbered = "residual_connections.{}.norm".format
+    inner, outer = (f"feed_forward_block.{product}" for product in feed_forward)
+    attentions = {"self_attention": ("self_attention_block", numbered(0))}
+    for stack in STACKS:
+        ends = inner, outer, numbered(len(attentions))
+        rows += layer_rows(f"{stack}.layers", stack, attentions, projections, ends, norm_leaves)
+        rows += norm(f"{stack}.norm", f"{stack}/norm", norm_leaves)
+        attentions["cross_attention"] = ("cross_attention_block", numbered(1))
+    rows += linear(head, "output_projection")
+    return Layout(name, tuple(rows), tuple(Buffer(table, PositionTable()) for table in positions))

@@ -86,25 +86,6 @@ def layer_rows(
     return rows
 
 
-def residual_layer_rows(
-    stack: str,
-    attentions: Sequence[tuple[str, str]],
-    norms: str,
-    projections: Sequence[str],
-    feed_forward: tuple[str, str],
-    norm_leaves: tuple[str, str],
-) -> list[Row]:
-    """Return the rows of a stack whose norms `norms` numbers: "residual_connections.{}.norm"."""
-    modules = {
-        name: (module, norms.format(index)) for index, (name, module) in enumerate(attentions)
-    }
-    ends = (*feed_forward, norms.format(len(attentions)))
-    return [
-        *layer_rows(f"{stack}.layers", stack, modules, projections, ends, norm_leaves),
-        *norm(f"{stack}.norm", f"{stack}/norm", norm_leaves),
-    ]
-
-
 def torch_nn_config(module: nn.Module) -> TransformerConfig:
     """Return the config of `module`: a torch.nn.Transformer, or an encoder or decoder of torch.nn.
 

@@ -1,6 +1,8 @@
 """What the tests of a family need to know about it, and its models with random numbers."""
 
 import copy
+import functools
+import json
 import os
 
 import jax
@@ -8,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import apply
+from jax_transformer import apply, decode, encode
 from jax_transformer.convert.families import FAMILIES
+from jax_transformer.model.masks import source_mask
+from jax_transformer.storage import weights as weight_files
 from tests.convert.families import bart_lineage, t5_lineage
+from tests.parity.ladder import error
 from tests.tokenizers.sentencepiece_models import text, train, write_marian
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -18,12 +23,24 @@ transformers = pytest.importorskip("transformers")
 
 
 forward = jax.jit(apply, static_argnames="config")
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def memory_and_logits(params, config, src, tgt):
+    memory = encode(params, config, src)
+    return memory, decode(params, config, tgt, memory, src_mask=source_mask(src, config))
+
+
 # The families whose class is in transformers.
 CASES = bart_lineage.CASES | t5_lineage.CASES
 
 
 def case_of(model_type):
     return CASES[model_type]
+
+
+def foreign_class(model_type):
+    return getattr(transformers, FAMILIES[model_type].architecture)
 
 
 def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
@@ -34,7 +51,7 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
     case = case_of(model_type)
     known = next(iter(case.shapes)) if shape is None else shape
     values = dict(known if isinstance(known, dict) else case.shapes[known]) | changes
-    model_class = getattr(transformers, FAMILIES[model_type].architecture)
+    model_class = foreign_class(model_type)
     model = model_class(model_class.config_class(**values)).to(dtype).eval()
     generator = torch.Generator().manual_seed(0)
     for name, leaf in [*model.named_parameters(), *model.named_buffers()]:
@@ -93,6 +110,34 @@ def foreign_results(model, config, src, tgt):
             output_hidden_states=True,
         )
     return result.logits, result.encoder_hidden_states
+
+
+def logits_error(params, config, model):
+    """Return the error of our logits against those of a model of transformers."""
+    src, tgt = ragged_tokens(config)
+    return error(forward(params, config, src, tgt), foreign_results(model, config, src, tgt)[0])
+
+
+def strictly_loaded(model_class, folder):
+    """Return what transformers loads from a folder, which must have its tensors and no others."""
+    model, report = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    return model.eval()
+
+
+def weights_of(folder):
+    return weight_files.read(folder / "model.safetensors")
+
+
+def read_values(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def change_values(folder, **changes):
+    """Change keys of a folder's config.json; "absent" removes a key. Return the folder."""
+    values = {k: v for k, v in (read_values(folder) | changes).items() if v != "absent"}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
 
 
 def write_tokenizer(model_type, folder):

@@ -5,7 +5,6 @@ as many layers in the encoder as in the decoder at least: `generate` of transfor
 otherwise.
 """
 
-import json
 import types
 
 import torch
@@ -134,13 +133,3 @@ CASES = {
         finish=finish_umt5,
     ),
 }
-
-
-def write_folder(folder, model, **keys):
-    """Write what transformers saves, with other keys of config.json; "absent" removes a key."""
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    values = json.loads(path.read_text()) | keys
-    values = {key: value for key, value in values.items() if value != "absent"}
-    path.write_text(json.dumps(values))
-    return folder

@@ -22,15 +22,17 @@ from tests.compilation import QUICKLY
 from tests.convert.families.case import (
     CASES,
     as_inputs,
+    change_values,
     foreign_model,
     ragged_tokens,
+    read_values,
     transformers,
     widened,
     write_tokenizer,
 )
-from tests.convert.tools import assert_same_params, same_bits
+from tests.convert.tools import assert_same_params, assert_same_tensors, same_bits
 from tests.models import random_params, small_config
-from tests.parity.ladder import error
+from tests.parity.ladder import error, widen
 from tests.tiers import tiered
 
 WITH_CLASS = ("t5", "mt5", "umt5")
@@ -61,8 +63,8 @@ def test_the_encoder_of_a_whole_folder_is_that_of_transformers(name, tmp_path):
     wide = widened(model, name)
     expected = hidden_states(wide.get_encoder(), config, src)[src != config.pad_id]
     with jax.enable_x64(True):
-        exact = jax.tree.map(lambda leaf: leaf.astype("float64"), params)
-        assert error(forward(exact, config, src)[src != config.pad_id], expected) <= 1e-14
+        exact = forward(widen(params), config, src)
+    assert error(exact[src != config.pad_id], expected) <= 1e-14
     ours = forward(params, config, src)[src != config.pad_id]
     assert error(np.asarray(ours, np.float64), expected) <= 2e-6
     again, same = from_huggingface(model, part="encoder")
@@ -79,29 +81,25 @@ def test_a_folder_of_an_encoder_alone_comes_in_and_goes_home(name, tmp_path):
     src, _ = ragged_tokens(config)
     expected = hidden_states(widened(encoder, name), config, src)[src != config.pad_id]
     with jax.enable_x64(True):
-        exact = jax.tree.map(lambda leaf: leaf.astype("float64"), params)
-        assert error(forward(exact, config, src)[src != config.pad_id], expected) <= 1e-14
+        exact = forward(widen(params), config, src)
+    assert error(exact[src != config.pad_id], expected) <= 1e-14
     for kind, origin in (("anew", None), ("home", read_origin(tmp_path / "model")[0])):
         to_huggingface(params, config, tmp_path / kind, family=name, origin=origin)
-        written = json.loads((tmp_path / kind / "config.json").read_text())
-        assert written["architectures"] == [type(encoder).__name__]
-        again = type(encoder).from_pretrained(tmp_path / kind).state_dict()
-        assert again.keys() == encoder.state_dict().keys()
-        assert all(same_bits(again[key], x) for key, x in encoder.state_dict().items())
-    before = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert written == before
+        assert read_values(tmp_path / kind)["architectures"] == [type(encoder).__name__]
+        again = type(encoder).from_pretrained(tmp_path / kind)
+        assert_same_tensors(again.state_dict(), encoder.state_dict())
+    assert read_values(tmp_path / "home") == read_values(tmp_path / "model")
 
 
 def test_a_published_folder_says_of_its_encoder_what_is_true_of_the_whole_model(tmp_path):
     encoder = encoder_of(foreign_model("t5"))
     encoder.save_pretrained(tmp_path, max_shard_size="9KB")
-    path = tmp_path / "config.json"
-    values = json.loads(path.read_text()) | {"is_encoder_decoder": True}
-    path.write_text(json.dumps(values | {"tie_word_embeddings": False, "output_past": True}))
+    of_whole = {"tie_word_embeddings": False, "output_past": True}
+    change_values(tmp_path, is_encoder_decoder=True, **of_whole)
     config, params = from_huggingface(tmp_path, dtype="bfloat16")
     assert config.output_projection == "none"
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {"bfloat16"}
-    path.write_text(json.dumps({**values, "is_encoder_decoder": False, "architectures": None}))
+    change_values(tmp_path, is_encoder_decoder=False, architectures=None)
     with pytest.raises(InputError, match=r"is_encoder_decoder=False must .* part='encoder'"):
         from_huggingface(tmp_path)
     assert from_huggingface(tmp_path, part="encoder")[0] == config

@@ -1,8 +1,5 @@
 """Classifiers of transformers: their folders, read and given back, and their scores."""
 
-import functools
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -14,7 +11,15 @@ from jax_transformer.convert.huggingface import read_model_config
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.model.tree import filled_params
-from tests.convert.families.case import as_inputs, foreign_model, transformers, widened
+from tests.convert.families.case import (
+    as_inputs,
+    change_values,
+    foreign_model,
+    read_values,
+    strictly_loaded,
+    transformers,
+    widened,
+)
 from tests.convert.tools import assert_same_params, assert_same_tensors, gradient_error
 from tests.parity.ladder import error
 from tests.tiers import tiered, tiered_rows
@@ -87,13 +92,12 @@ def test_scores_and_gradients_are_those_of_the_class(family, head, problem, tmp_
         targets = np.where(seen, targets, -100)
     model(**inputs, labels=torch.from_numpy(targets)).loss.backward()
 
-    @functools.partial(jax.grad, has_aux=True)
-    def gradients_of(params):
+    def loss(params):
         scores = classify(params, config, src)
         total, count = classification_loss(scores, targets, config)
         return total / count, scores
 
-    gradients, scores = gradients_of(params)
+    gradients, scores = jax.jit(jax.grad(loss, has_aux=True))(params)
     assert error(scores[seen], theirs.logits[seen]) <= 1e-14
     gradients = convert.to_torch(gradients, config, FAMILIES[family].layout.name)
     compared = 0
@@ -116,14 +120,12 @@ def test_a_folder_comes_back_and_transformers_reads_it_strictly(family, head, tm
     origin, _ = read_origin(tmp_path / "model")
     for home, options in (("home", {"origin": origin}), ("new", {"family": family})):
         convert.to_huggingface(params, config, tmp_path / home, **options)
-        again, report = type(model).from_pretrained(tmp_path / home, output_loading_info=True)
-        assert not any(report.values()), report
+        again = strictly_loaded(type(model), tmp_path / home)
         assert_same_tensors(again.state_dict(), model.state_dict())
         assert again.config.id2label == {0: "no", 1: "yes", 2: "a b/c.d"}
         assert again.config.problem_type == "single_label_classification"
         assert again.config.classifier_dropout == 0.25
-    values = [json.loads((tmp_path / n / "config.json").read_text()) for n in ("model", "home")]
-    assert values[0] == values[1]
+    assert read_values(tmp_path / "home") == read_values(tmp_path / "model")
     encoder = convert.from_huggingface(tmp_path / "model", part="encoder")[0]
     assert (encoder.head, encoder.num_decoder_layers) == ("none", 0)
 
@@ -140,10 +142,8 @@ def test_an_own_folder_keeps_head_and_labels(tmp_path):
 def test_labels_without_names_are_as_many_as_the_weights_have(number, tmp_path):
     model = classifier("bart", "sequence", "regression", num_labels=number)
     model.save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    values.pop("id2label", None)  # two have none, and transformers itself takes them for three
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    config, _ = convert.from_huggingface(tmp_path)
+    # Two have no names, and transformers itself takes them for three.
+    config, _ = convert.from_huggingface(change_values(tmp_path, id2label="absent"))
     assert config.labels == tuple(f"LABEL_{label}" for label in range(number))
 
 
@@ -161,16 +161,13 @@ def test_a_head_on_a_model_that_generates_goes_home_as_a_classifier(family, tmp_
     origin, _ = read_origin(tmp_path / "base")
     convert.to_huggingface(params, config, tmp_path / "home", origin=origin)
     name = FAMILIES[family].classes_of_heads()["sequence"]
-    again, report = getattr(transformers, name).from_pretrained(
-        tmp_path / "home", output_loading_info=True
-    )
-    assert not any(report.values()), report
+    again = strictly_loaded(getattr(transformers, name), tmp_path / "home")
     assert again.config.id2label == {0: "no", 1: "yes"}
     assert again.config.label2id == {"no": 0, "yes": 1}
     src = sources(again.config, last=[9] if start == "last_token" else [])
     with torch.no_grad():
-        theirs = again.eval()(**as_inputs(config, src)).logits
-    assert error(classify(params, config, src), theirs) <= 2e-6
+        theirs = again(**as_inputs(config, src)).logits
+    assert error(jax.jit(classify, static_argnums=1)(params, config, src), theirs) <= 2e-6
 
 
 @pytest.mark.parametrize(
@@ -187,10 +184,8 @@ def test_a_head_on_a_model_that_generates_goes_home_as_a_classifier(family, tmp_
 )
 def test_a_damaged_head_is_refused_in_one_line(changes, message, tmp_path):
     classifier("bart", "sequence").save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text()) | changes
-    (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError, match=message) as refusal:
-        read_model_config(tmp_path)
+        read_model_config(change_values(tmp_path, **changes))
     assert "\n" not in str(refusal.value)
 
 

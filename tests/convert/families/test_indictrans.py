@@ -13,9 +13,9 @@ from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.storage import weights as weight_files
 from tests.convert.families.bart_lineage import tensor2tensor_sinusoids
-from tests.convert.families.case import foreign_results, forward, ragged_tokens, transformers
+from tests.convert.families.case import logits_error, read_values, transformers, weights_of
 from tests.convert.tools import assert_same_params, assert_same_tensors
-from tests.parity.ladder import bound, error
+from tests.parity.ladder import bound
 
 FAMILY = FAMILIES["IndicTrans"]
 # All keys of its class with the values of a large model, and some that are not read.
@@ -87,22 +87,18 @@ def write(folder, shared, normed=True, dtype=torch.float32):
 def test_the_numbers_are_those_of_its_parts_and_the_weights_go_home(shared, normed, tmp_path):
     model = write(tmp_path / "model", shared, normed)
     config, params = from_huggingface(tmp_path / "model")
-    src, tgt = ragged_tokens(config)
-    theirs, _ = foreign_results(model, config, src, tgt)
-    measured = error(forward(params, config, src, tgt), theirs)
+    measured = logits_error(params, config, model)
     print(f"\nIndicTrans shared={shared} normed={normed}: {measured:.1e}")
     assert measured <= bound("logits", "float32")
 
     origin, _ = read_origin(tmp_path / "model")
     to_huggingface(params, config, tmp_path / "home", origin=origin)
-    values = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert json.loads((tmp_path / "home" / "config.json").read_text()) == values
+    assert read_values(tmp_path / "home") == read_values(tmp_path / "model")
     assert (tmp_path / "home" / "modeling_indictrans.py").read_text() == "# remote code"
-    own = weight_files.read(tmp_path / "home" / "model.safetensors")
     came = weight_files.read(tmp_path / "model" / "pytorch_model.bin")
     if shared:
         del came["lm_head.weight"]
-    assert_same_tensors(own, came)
+    assert_same_tensors(weights_of(tmp_path / "home"), came)
     assert_same_params(from_huggingface(tmp_path / "home")[1], params)
 
 

@@ -9,32 +9,33 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import TransformerConfig, apply, generate, init_params
+from jax_transformer import TransformerConfig, generate, init_params
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten
 from jax_transformer.errors import InputError
-from jax_transformer.storage import weights as weight_files
 from tests.convert.families.case import (
+    change_values,
+    foreign_class,
     foreign_model,
     foreign_results,
+    forward,
     ragged_tokens,
-    transformers,
+    read_values,
+    strictly_loaded,
+    weights_of,
     widened,
 )
-from tests.convert.families.t5_lineage import THREE_HEADS, write_folder
-from tests.convert.tools import assert_same_params, same_bits
+from tests.convert.families.t5_lineage import THREE_HEADS
+from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.models import small_config
 from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
 OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-forward = jax.jit(apply, static_argnames="config")
-
-
 OLD = {"scale_decoder_outputs": "absent"}
 OUTPUTS = {
     # The family, whether the weights have an output of their own, keys, projection and scale.
@@ -65,7 +66,8 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
     """Tied or not, scaled or not: as transformers reads the folder, but for the scale of UMT5."""
     family, own_output, keys, projection, scaled = OUTPUTS[name]
     model = foreign_model(family, None, **THREE_HEADS, tie_word_embeddings=not own_output)
-    folder = write_folder(tmp_path / "model", model, **keys)
+    model.save_pretrained(tmp_path / "model")
+    folder = change_values(tmp_path / "model", **keys)
     config, params = from_huggingface(folder)
     assert (config.output_projection, config.output_scale != "none") == (projection, scaled)
 
@@ -80,12 +82,11 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
     # Home with the config.json that came, and with one that is written anew.
     origin, _ = read_origin(folder)
     to_huggingface(params, config, tmp_path / "home", origin=origin)
-    assert json.loads((tmp_path / "home" / "config.json").read_text()) == origin.config
+    assert read_values(tmp_path / "home") == origin.config
     to_huggingface(params, config, tmp_path / "new", family=family)
     for written in ("model", "home", "new"):
-        loaded, report = type(model).from_pretrained(tmp_path / written, output_loading_info=True)
-        assert not any(report.values()), report
-        theirs, _ = foreign_results(loaded.eval(), config, src, tgt)
+        loaded = strictly_loaded(type(model), tmp_path / written)
+        theirs, _ = foreign_results(loaded, config, src, tgt)
         wide, _ = foreign_results(widened(loaded, family), config, src, tgt)
         scale = 1.0
         if (
@@ -101,10 +102,10 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
 
 def test_a_new_output_changes_the_keys_of_the_origin(tmp_path):
     """The factor follows tie_word_embeddings where config.json has no key for it."""
-    model = foreign_model("t5", THREE_HEADS)
-    folder = write_folder(tmp_path / "model", model, **OLD, tie_word_embeddings="absent")
-    config, params = from_huggingface(folder)
-    origin, _ = read_origin(folder)
+    foreign_model("t5", THREE_HEADS).save_pretrained(tmp_path)
+    change_values(tmp_path, **OLD, tie_word_embeddings="absent")
+    config, params = from_huggingface(tmp_path)
+    origin, _ = read_origin(tmp_path)
     unscaled = dataclasses.replace(config, output_scale="none")
     to_huggingface(params, unscaled, tmp_path / "home", origin=origin)
     assert from_huggingface(tmp_path / "home")[0] == unscaled
@@ -178,11 +179,7 @@ def test_float16_with_float32_inside_is_read(tmp_path):
     rounding = [error(logits, exact) for logits in (ours, theirs.float())]
     assert rounding[0] <= rounding[1] < 0.01
     to_huggingface(params, config, tmp_path / "home", family="t5")
-    home, mixed = (
-        weight_files.read(tmp_path / name / "model.safetensors") for name in ("home", "mixed")
-    )
-    assert home.keys() == mixed.keys()
-    assert all(same_bits(home[name], mixed[name]) for name in home)
+    assert_same_tensors(weights_of(tmp_path / "home"), weights_of(tmp_path / "mixed"))
     best = generate(params, config, src, max_new_tokens=3, beam_size=2)
     assert np.isfinite(best.scores).all()
 
@@ -199,7 +196,7 @@ def test_float16_with_float32_inside_is_read(tmp_path):
 def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
     """Mean and deviation of each tensor within five standard errors of those of transformers."""
     sizes = {"vocab_size": 997, "d_model": 64, "d_kv": 24, "num_heads": 4, "d_ff": 160}
-    model_class = getattr(transformers, FAMILIES[family].architecture)
+    model_class = foreign_class(family)
     torch.manual_seed(0)
     model = model_class(model_class.config_class(**sizes, num_layers=2, **others))
     config, theirs = from_huggingface(model)

@@ -3,8 +3,8 @@
 transformers computes norms, angles and softmax of a float64 model in float32: `set_exact` mends it.
 """
 
+import copy
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import TransformerConfig, Translator, apply, encode
+from jax_transformer import TransformerConfig, Translator, encode
 from jax_transformer.commands import main as cli
 from jax_transformer.convert import adapt, to_params
 from jax_transformer.convert.families import FAMILIES
@@ -22,9 +22,18 @@ from jax_transformer.convert.huggingface import from_huggingface, load_folder, t
 from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import parameter_count
-from jax_transformer.storage import weights as weight_files
 from jax_transformer.text import number_words
-from tests.convert.families.case import as_inputs, foreign_results, transformers
+from tests.convert.families.case import (
+    as_inputs,
+    change_values,
+    foreign_results,
+    forward,
+    memory_and_logits,
+    read_values,
+    strictly_loaded,
+    transformers,
+    weights_of,
+)
 from tests.convert.families.gemma_lineage import (
     TYPES,
     model_of,
@@ -32,7 +41,7 @@ from tests.convert.families.gemma_lineage import (
     random_model,
     set_exact,
 )
-from tests.convert.tools import same_bits
+from tests.convert.tools import assert_same_tensors
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
 from tests.parity.ladder import ROUNDED, bound, error, score_error
@@ -48,7 +57,6 @@ TIERED = tiered_rows(
     SEEDS, lambda name, seed: (name, seed) == ("t5gemma2", 0), lambda _, seed: seed < OF_CI
 )
 EXHAUSTIVE = tiered_rows(SEEDS, lambda *_: False, lambda _, seed: seed < OF_CI)
-forward = jax.jit(apply, static_argnames="config")
 
 
 @pytest.fixture
@@ -77,11 +85,8 @@ def test_the_same_numbers(float64, name, seed):
     src, tgt = ragged(config, seed)
     logits, states = foreign_results(model, config, src, tgt)
     valid = src != config.pad_id
-    memory = np.asarray(encode(params, config, src))
-    errors = (
-        error(memory[valid], states[-1].numpy()[valid]),
-        error(forward(params, config, src, tgt), logits),
-    )
+    memory, found = memory_and_logits(params, config, src, tgt)
+    errors = error(memory[valid], states[-1].numpy()[valid]), error(found, logits)
     print(f"\n{name} {seed}: memory {errors[0]:.1e}, logits {errors[1]:.1e}")
     assert max(errors) <= bound("logits", "float64")
     if seed == 0:  # the classes as they are
@@ -125,15 +130,9 @@ def test_a_folder_goes_home_with_every_byte(tmp_path, name, seed):
     origin, _ = read_origin(tmp_path / "model")
     origin = Origin.from_bytes(origin.to_bytes())
     to_huggingface(params, config, tmp_path / "home", origin=origin)
-    old, new = (weight_files.read(tmp_path / x / "model.safetensors") for x in ("model", "home"))
-    assert old.keys() == new.keys()
-    assert all(same_bits(old[key], new[key]) for key in old)
-    before, after = (
-        json.loads((tmp_path / x / "config.json").read_text()) for x in ("model", "home")
-    )
-    assert before == after
-    _, report = type(model).from_pretrained(tmp_path / "home", output_loading_info=True)
-    assert not any(report.values())
+    assert_same_tensors(weights_of(tmp_path / "home"), weights_of(tmp_path / "model"))
+    assert read_values(tmp_path / "home") == read_values(tmp_path / "model")
+    strictly_loaded(type(model), tmp_path / "home")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -199,18 +198,17 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_values_that_the_model_cannot_have_are_refused_by_name(tmp_path, name):
     random_model(name, 2, torch.float32).save_pretrained(tmp_path)
-    whole = (tmp_path / "config.json").read_text()
+    whole = read_values(tmp_path)
     for side, refused in REFUSED.items():
         for key, value in refused.items():
-            values = json.loads(whole)
+            values = copy.deepcopy(whole)
             for path in PARTS[name][side == "decoder" :]:
                 part = values
                 for inner in path.split("."):
                     part = part[inner]
                 part[key] = value
-            (tmp_path / "config.json").write_text(json.dumps(values))
             with pytest.raises(InputError, match=rf"config\.json: .*{NAMED.get(key, key)}"):
-                from_huggingface(tmp_path)
+                from_huggingface(change_values(tmp_path, **values))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -232,17 +230,14 @@ def test_older_files_and_several_ends_are_read(tmp_path):
     """As transformers 4 wrote T5Gemma: one key for theta; instruction-tuned models end twice."""
     model = random_model("t5gemma", 0, torch.float32)
     model.save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
+    values = read_values(tmp_path)
     for part in PARTS["t5gemma"]:
         theta = values[part].pop("rope_parameters")["rope_theta"]
         values[part] |= {"rope_theta": theta, "eos_token_id": [1, 7]}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    config, _ = from_huggingface(tmp_path)
+    config, params = from_huggingface(change_values(tmp_path, **values))
     assert (config.rotary_theta, config.rotary_scaling, config.eos_id) == (theta, 1.0, 1)
-    to_huggingface(
-        *from_huggingface(tmp_path)[::-1], tmp_path / "home", origin=read_origin(tmp_path)[0]
-    )
-    assert json.loads((tmp_path / "home" / "config.json").read_text()) == values
+    to_huggingface(params, config, tmp_path / "home", origin=read_origin(tmp_path)[0])
+    assert read_values(tmp_path / "home") == values
 
 
 # Parameters of the published files, by the metadata of their pages.
@@ -298,8 +293,9 @@ def test_an_adapted_encoder_with_a_causal_mask_is_gemma(float64, tmp_path, name)
         states = model.model(torch.tensor(src, dtype=torch.int64)).last_hidden_state.numpy()
     windows = {"sliding_window": config.sliding_window - 1, "encoder_window": "each_side"}
     own = dataclasses.replace(config, **windows)
-    found = encode(params, own, src, src_mask=np.tril(np.ones((12, 12), bool))[None, None])
-    assert error(np.asarray(found), states) <= bound("logits", "float64")
+    causal = np.tril(np.ones((12, 12), bool))[None, None]
+    found = jax.jit(encode, static_argnums=1)(params, own, src, src_mask=causal)
+    assert error(found, states) <= bound("logits", "float64")
 
 
 def test_the_command_line_adapts_and_refuses_others(tmp_path, capsys):
@@ -399,11 +395,9 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     options = [f"--steps={steps}", f"--evaluation-interval={steps}"]
     cli.command_call("train", "--init=model", "--output=run", "--warmup-steps=50", *options)()
     cli.command_call("convert", "run/model", "home", f"--output-layout={name}")()
-    model_class = getattr(transformers, FAMILIES[name].architecture)
-    model, report = model_class.from_pretrained("home", output_loading_info=True)
-    assert not any(report.values())
+    model = strictly_loaded(getattr(transformers, FAMILIES[name].architecture), "home")
     tokenizer = transformers.AutoTokenizer.from_pretrained("home")
-    theirs = translated_by_transformers(model.eval(), tokenizer, list(held_out.sources))
+    theirs = translated_by_transformers(model, tokenizer, list(held_out.sources))
     assert [found.text for found in Translator("run")(held_out.sources)] == theirs
     right = sum(map(str.__eq__, theirs, held_out.targets))
     with capsys.disabled():

@@ -11,7 +11,7 @@ from jax_transformer import apply, convert
 from jax_transformer.convert import ConversionError
 from jax_transformer.errors import InputError
 from tests.convert.foreign import MODELS
-from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, target_masks
+from tests.convert.tools import LOGIT_BOUNDS, assert_same_tensors, refused, target_masks
 from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.parity.ladder import error
 
@@ -76,14 +76,16 @@ def test_buffers_come_home_as_they_are_computed_or_as_they_were(name):
     """Most tables are sines of float32 products, which are rounded unlike ours."""
     config = small_config(name, max_length=5000)
     state_dict = MODELS[name](config).state_dict()
-    params = convert.from_torch(state_dict, config, name)
+    params, report = convert.to_params(state_dict, config, convert.get_layout(name))
+    tables = [buffer.foreign for buffer in convert.get_layout(name).buffers]
+    assert report.names("computed") == tables
     assert_same_tensors(convert.to_torch(params, config, name, buffers=state_dict), state_dict)
     computed = convert.to_torch(params, config, name)
-    tables = [buffer.foreign for buffer in convert.get_layout(name).buffers]
     equal = {torch.equal(computed[table], state_dict[table]) for table in tables}
     assert equal == {name == "shared_heads"}
     without = convert.to_torch(params, config, name, buffers=False)
     assert without.keys() == state_dict.keys() - set(tables)
+    assert refused(without, config, name).names("missing") == tables
 
 
 def test_buffers_of_another_model_do_not_come_home():
@@ -103,11 +105,3 @@ def test_buffers_of_another_model_do_not_come_home():
         convert.to_torch(params, config, "pre_norm", buffers=given)
     with unchecked(), pytest.raises(InputError, match=r"'mine\.pt' is a path, not a state_dict"):
         convert.to_torch(params, config, "pre_norm", buffers="mine.pt")
-
-
-@pytest.mark.parametrize("length", [512, 5000])
-def test_position_tables_computed_in_float32_are_recognised(length):
-    config = small_config("pre_norm", max_length=length, d_model=48)
-    module = MODELS["pre_norm"](config)
-    _, report = convert.to_params(module.state_dict(), config, convert.get_layout("pre_norm"))
-    assert report.names("computed") == ["source_pos.postitons", "target_pos.postitons"]
