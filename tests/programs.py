@@ -12,12 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def run_python(*arguments, devices=None, environment=None, cwd=ROOT, timeout=None):
+def run_python(*arguments, devices=None, environment=None, cwd=ROOT, timeout=None, read=None):
     """Run Python until it ends well; return what it has said.
 
     Args:
         devices: Number of devices of its CPU; None is as many as here.
         environment: Variables that differ from those here.
+        read: The text that it reads from stdin.
     """
     changed = dict(environment or {})
     if devices is not None:
@@ -28,11 +29,12 @@ def run_python(*arguments, devices=None, environment=None, cwd=ROOT, timeout=Non
         cwd=cwd,
         env=os.environ | changed,
         timeout=timeout,
+        input=read,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
 
 

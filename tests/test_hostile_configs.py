@@ -1,24 +1,17 @@
 """No config takes time or memory that the weights behind it do not: a thousand that try."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.hostile_configs import BYTES, SECONDS
+from tests.programs import run_python
 from tests.tiers import tiered
 
 
 @pytest.mark.parametrize("count", tiered([200, 1000], [], [200]))
 def test_hostile_configs_are_refused_or_read_alike(count):
-    command = [sys.executable, "-m", "tests.hostile_configs", str(count), "0"]
-    root = Path(__file__).parents[1]
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=True, timeout=600
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(run_python("-m", "tests.hostile_configs", count, 0, timeout=600).stdout)
     print({name: value for name, value in found.items() if name != "fell"})
     assert found["fell"] == []
     assert found["tried"] == found["refused"] + found["accepted"] == count

@@ -1,14 +1,13 @@
 """Who imports whom: arrows point down, and the reference in PyTorch needs no JAX."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import jax_transformer
 import torch_reference
+from tests.programs import run_python
 
 PACKAGE = Path(jax_transformer.__file__).parent
 
@@ -88,10 +87,7 @@ print(list(model(src, tgt).shape), torch_reference.generate(model, src, max_new_
 
 def test_the_torch_reference_runs_where_jax_is_not_installed():
     root = Path(torch_reference.__file__).parents[1]
-    command = [sys.executable, "-c", RUN_WITHOUT_JAX]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("[1, 2, 11]")
+    assert run_python("-c", RUN_WITHOUT_JAX, cwd=root).stdout.startswith("[1, 2, 11]")
 
 
 IMPORT_ALL = """
@@ -118,9 +114,5 @@ for package in (jax_transformer, torch_reference):
 
 @pytest.mark.exhaustive
 def test_every_file_can_be_imported_on_other_systems():
-    command = [sys.executable, "-c", IMPORT_ALL]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {"jax_transformer.text.store", "jax_transformer.commands.train"} <= {
-        *done.stdout.split()
-    }
+    imported = run_python("-c", IMPORT_ALL, cwd=PACKAGE.parent).stdout.split()
+    assert {"jax_transformer.text.store", "jax_transformer.commands.train"} <= {*imported}

@@ -92,35 +92,17 @@ def module(**parts):
     return build
 
 
-def differing(change):
+def differing(name, value):
     def build():
         body = nn.Transformer(12, 2, 1, 2, 14, batch_first=True)
-        change(body)
+        owner, _, attribute = name.rpartition(".")
+        setattr(body.get_submodule(owner), attribute, value)
         convert.torch_nn_config(body)
 
     return build
 
 
-def other_heads(body):
-    body.decoder.layers[1].self_attn.num_heads = 3
-
-
-def other_norm(body):
-    body.encoder.norm.eps = 1e-3
-
-
-def other_rate(body):
-    body.decoder.layers[1].dropout1.p = 0.3
-
-
-def other_activation(body):
-    body.decoder.layers[1].activation = nn.functional.gelu
-
-
-def other_width(body):
-    body.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 2, 14), 1)
-
-
+WIDE = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 2, 14), 1, enable_nested_tensor=False)
 CLAIMS = {
     "ALiBi": config(positions="alibi"),
     "tables of another width": module(words=nn.Embedding(7, 6)),
@@ -130,11 +112,11 @@ CLAIMS = {
     "recurrent layers": module(recurrent=nn.GRU(12, 12)),
     "adapters": module(words=nn.Embedding(7, 12), adapter=nn.Linear(12, 3)),
     "layers that share their weights": two_of_one_name,
-    "heads": differing(other_heads),
-    "widths": differing(other_width),
-    "rates of dropout": differing(other_rate),
-    "activation": differing(other_activation),
-    "epsilon": differing(other_norm),
+    "heads": differing("decoder.layers.1.self_attn.num_heads", 3),
+    "widths": differing("encoder", WIDE),
+    "rates of dropout": differing("decoder.layers.1.dropout1.p", 0.3),
+    "activation": differing("decoder.layers.1.activation", nn.functional.gelu),
+    "epsilon": differing("encoder.norm.eps", 1e-3),
     "batch norm": config(norm="batch_norm"),
     "RMS norm with a bias": config(norm="rms_norm", norm_bias=True),
     "activations other than": config(activation="leaky_relu"),

@@ -1,13 +1,12 @@
 """docs/how_to/new_field.md keeps its word: six files give the model a field with a parameter."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how_to" / "new_field.md").read_text("utf-8")
@@ -43,11 +42,4 @@ def test_a_field_with_a_parameter_needs_six_files(tmp_path):
     tests = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     tests += [f"tests/{name}" for name in asked]
     for command in (["-m", "tests.new_field"], tests):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        run_python(*command, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})

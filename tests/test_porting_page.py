@@ -1,32 +1,19 @@
 """docs/porting.md is followed from its first line to its last, as a reader would."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from jax_transformer.commands import main as cli
 from jax_transformer.porting import program as recorder
+from tests.programs import run_python
 
 PAGE = (Path(__file__).parents[1] / "docs" / "porting.md").read_text("utf-8")
 
 
-def run_python(folder, *names):
-    run = subprocess.run(
-        [sys.executable, *names], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-
-
 def blocks(kind):
     return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
-
-
-def changed(program):
-    """Return the program of the page with the activation of its example of a refusal."""
-    return program.replace("functional.gelu", "functional.elu")
 
 
 @pytest.mark.exhaustive
@@ -35,14 +22,14 @@ def test_the_page_is_executed(tmp_path, monkeypatch, capsys):
     program, *others = blocks("python")
     described, read, verified = (command.split()[1:] for command in blocks("bash"))
     (tmp_path / "program.py").write_text(program, "utf-8")
-    run_python(tmp_path, "program.py")
+    run_python("program.py", cwd=tmp_path)
 
     cli.main(described)
     printed = capsys.readouterr().out
     assert all(line in printed for line in ("writers.{i}.mix.{i}.weight", "66 tensors with 46,720"))
     pasted = printed[printed.index("# Paste this") :]
     (tmp_path / "pasted.py").write_text(f"{program}\n{pasted}", "utf-8")
-    run_python(tmp_path, "pasted.py")
+    run_python("pasted.py", cwd=tmp_path)
 
     cli.main(read)
     told = capsys.readouterr().out.splitlines()
@@ -55,23 +42,18 @@ def test_the_page_is_executed(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
     (tmp_path / "train.py").write_text("\n".join(others), "utf-8")
-    run_python(tmp_path, "train.py")
+    run_python("train.py", cwd=tmp_path)
 
 
 @pytest.mark.exhaustive
 def test_what_it_shows_of_a_refusal_is_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    program = changed(blocks("python")[0])
+    program = blocks("python")[0].replace("functional.gelu", "functional.elu")
     (tmp_path / "program.py").write_text(f"{program}\n{recorder()}", "utf-8")
-    run_python(tmp_path, "program.py")
+    run_python("program.py", cwd=tmp_path)
     with pytest.raises(SystemExit):
         cli.main(["suggest", "mine.pt", "--against", "recorded.pt"])
     assert capsys.readouterr().out in blocks("text")
-
-
-def test_links_exist():
-    for link in re.findall(r"\]\((\w+\.\w+)\)", PAGE):
-        assert (Path(__file__).parents[1] / "docs" / link).exists(), link
 
 
 @pytest.mark.parametrize("name", ["layouts", "porting"])

@@ -41,6 +41,7 @@ from jax_transformer.runtime import sharding
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
 from tests.models import small_config, tiny_model, unchecked
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[1]
 CONFIG = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
@@ -242,14 +243,13 @@ pydoc.render_doc(jax_transformer)
 
 @pytest.mark.exhaustive
 def test_all_but_models_on_disk_need_no_extra():
-    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True)
+    run_python("-c", WITHOUT_EXTRAS)
 
 
 def test_the_module_is_the_command():
-    command = [sys.executable, "-m", "jax_transformer"]
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{usage()}\n"
-    done = subprocess.run([*command, "trian"], capture_output=True, text=True, check=False)
+    assert run_python("-m", "jax_transformer", "--help").stdout == f"{usage()}\n"
+    command = [sys.executable, "-m", "jax_transformer", "trian"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: command 'trian' is unknown")
 

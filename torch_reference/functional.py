@@ -189,8 +189,7 @@ def dot_product_attention(
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
     A masked key has weight 0; a query that may attend to nothing gives 0, with finite gradients.
-    Keys and values that no query may attend to have no influence, whatever they contain: without
-    the selection below, 0 * NaN would be NaN.
+    Keys and values that no query may attend to have no influence, whatever they contain.
 
     Query head h reads head h // (H / G) of the keys and values: with G = H its own, else one that
     a group shares (Ainslie et al. 2023).
@@ -205,7 +204,7 @@ def dot_product_attention(
     if key.shape[1] != query.shape[1]:
         shared_by = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(shared_by, dim=1) for x in (key, value))
-    if mask is not None:
+    if mask is not None:  # their weights are 0, but 0 * NaN would be NaN
         ignored = ~mask.any(dim=-2)[..., None]  # [B, H, S, 1]
         key, value = key.masked_fill(ignored, 0), value.masked_fill(ignored, 0)
     scores = query @ key.transpose(-2, -1)

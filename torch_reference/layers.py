@@ -170,13 +170,14 @@ class RelativeAttentionBias(nn.Embedding):
 
 
 def rotation_of(
-    config: TransformerConfig, window: tuple[int, int] | None, length: int
+    config: TransformerConfig, window: tuple[int, int] | None, length: int, queries: int
 ) -> Rotation | None:
     """Return the cosines and sines that rotate the queries and keys of a self-attention.
 
     Args:
         window: What the layer's queries see, as `TransformerConfig.window_of`.
         length: Number of positions, from 0.
+        queries: How many of the last positions are returned.
     """
     if config.positions != "rotary":
         return None
@@ -184,6 +185,7 @@ def rotation_of(
     if window is not None and config.sliding_window_theta is not None:
         theta, scaling = config.sliding_window_theta, 1.0
     angles = functional.rotary_angles(length, config.rotated_columns, theta, scaling)
+    angles = angles[length - queries :]
     return angles.cos(), angles.sin()
 
 

@@ -45,6 +45,6 @@ def target_mask(
     if config.token_embeddings == "none":
         return causal
     visible = (tgt != config.pad_id)[:, None, None, :]
-    if config.bos_id == config.pad_id:
+    if config.bos_id == config.pad_id:  # else the first position would attend to nothing
         visible[..., 0] = True
     return visible & causal

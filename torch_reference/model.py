@@ -86,7 +86,7 @@ class LayerStack(nn.Module):
     def contexts(
         self, x: Float[Tensor, "B T D"], mask: Bool[Tensor, "#B #H #T #L"] | None, length: int
     ) -> list[AttentionContext]:
-        """Return the context of each layer's self-attention.
+        """Return the context of each layer's self-attention; layers that are alike share one.
 
         Args:
             mask: What all layers have in common.
@@ -97,14 +97,14 @@ class LayerStack(nn.Module):
             bias = self.relative_attention_bias(queries, length)
             shared = shared._replace(position_bias=bias)
         windows = [self.config.window_of(self.stack, n) for n in range(len(self.layers))]
-        contexts = []
-        for window in windows:
-            rotation = rotation_of(self.config, window, length)
-            if rotation is not None:
-                rotation = tuple(table[length - queries :] for table in rotation)
-            mask = windowed(shared.mask, window, queries, length)
-            contexts.append(shared._replace(mask=mask, rotation=rotation))
-        return contexts
+        by_window = {
+            window: shared._replace(
+                mask=windowed(mask, window, queries, length),
+                rotation=rotation_of(self.config, window, length, queries),
+            )
+            for window in dict.fromkeys(windows)
+        }
+        return [by_window[window] for window in windows]
 
     def finish(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Return what leaves the stack: the last layer's output, normed where the config says."""

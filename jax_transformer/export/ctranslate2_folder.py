@@ -32,22 +32,14 @@ from jax_transformer.translation.model_folder import TrainedModel
 
 # Fields of which CTranslate2 can express every value, or that change no translation.
 FREE = (
-    *("src_vocab_size", "tgt_vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "max_length"),
-    *("num_encoder_layers", "num_decoder_layers", "head_projection", "attention_scale"),
-    *(
-        "embedding_scale",
-        "start_embedding",
-        "embedding_norm",
-        "position_offset",
-        "position_rounding",
-    ),
-    *("relative_attention_num_buckets", "relative_attention_max_distance"),
-    *("relative_attention_bias", "output_bias", "output_scale", "qkv_bias"),
-    *("attention_output_bias", "feed_forward_bias", "gated_feed_forward", "activation"),
-    *("norm_epsilon", "norm_bias", "final_norm", "decoder_final_norm", "initialization"),
-    *("dropout", "attention_dropout", "activation_dropout", "dropout_placement"),
-    *("embedding_dropout", "final_dropout", "pad_id", "bos_id", "eos_id"),
-)
+    "src_vocab_size tgt_vocab_size d_model num_heads d_kv d_ff max_length num_encoder_layers "
+    "num_decoder_layers head_projection attention_scale embedding_scale start_embedding "
+    "embedding_norm position_offset position_rounding relative_attention_num_buckets "
+    "relative_attention_max_distance relative_attention_bias output_bias output_scale qkv_bias "
+    "attention_output_bias feed_forward_bias gated_feed_forward activation norm_epsilon "
+    "norm_bias final_norm decoder_final_norm initialization dropout attention_dropout "
+    "activation_dropout dropout_placement embedding_dropout final_dropout pad_id bos_id eos_id"
+).split()
 # The values that it can express of others. Of a field that is in neither, it is the default.
 EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "decoder_attention": ("self_then_cross",),

@@ -30,19 +30,19 @@ class AttentionChoice(NamedTuple):
         return f"attention: {self.implementation}" + (f" ({self.reason})" if self.reason else "")
 
 
-def choose(
-    backend: str, compute_capability: str, dtype: str, config: TransformerConfig, dropped: bool
+def choose_for(
+    device: jax.Device, dtype: str, config: TransformerConfig, dropped: bool
 ) -> AttentionChoice:
-    """Return the implementation: fused kernels wherever their limits allow.
+    """Return the implementation for a device: fused kernels wherever their limits allow.
 
     The limits of cuDNN are those of `jax.nn.dot_product_attention`, which drops no weights, and of
     the backward pass in cuDNN's support matrix of scaled dot product attention.
 
     Args:
-        compute_capability: Of an NVIDIA GPU, as in "9.0".
         dtype: What the model computes in.
         dropped: Whether attention weights are dropped.
     """
+    backend = device.platform
     if config.value_dim != config.head_dim:
         reason = f"d_v={config.d_v}; fused kernels need values as wide as keys"
     elif backend == "tpu":
@@ -50,7 +50,7 @@ def choose(
     elif backend == "gpu" and config.attention_softcap is not None:
         reason = "scores are capped; cuDNN caps none"
     else:
-        reason = _why_not_cudnn(backend, compute_capability, dtype, config.head_dim, dropped)
+        reason = _why_not_cudnn(device, dtype, config.head_dim, dropped)
     if reason:
         return AttentionChoice("plain", reason)
     if backend != "tpu":
@@ -59,16 +59,15 @@ def choose(
     return AttentionChoice("flash", f"from length {SHORTEST_FLASH}; {shorter}")
 
 
-def _why_not_cudnn(
-    backend: str, compute_capability: str, dtype: str, head_dim: int, dropped: bool
-) -> str:
+def _why_not_cudnn(device: jax.Device, dtype: str, head_dim: int, dropped: bool) -> str:
     """Return which limit of cuDNN is exceeded, in a few words; empty if none is."""
-    if backend != "gpu":
-        return f"{backend}; fused kernels need a GPU or a TPU"
-    capability = re.fullmatch(r"(\d+)\.\d+", compute_capability)
-    generation = int(capability[1]) if capability else 0
+    if device.platform != "gpu":
+        return f"{device.platform}; fused kernels need a GPU or a TPU"
+    capability = getattr(device, "compute_capability", "")
+    numbers = re.fullmatch(r"(\d+)\.\d+", capability)  # "9.0" of NVIDIA's; AMD's have other words
+    generation = int(numbers[1]) if numbers else 0
     if generation < 8:
-        return f"a GPU {compute_capability}; cuDNN needs NVIDIA's, from 8.0"
+        return f"a GPU {capability}; cuDNN needs NVIDIA's, from 8.0"
     if dtype not in ("bfloat16", "float16"):
         return f"{dtype}; cuDNN needs bfloat16"
     most = 256 if generation == 9 else 128
@@ -86,14 +85,6 @@ def _why_not_flash(dtype: str, head_dim: int, dropped: bool) -> str:
     return "attention weights are dropped; flash drops none" if dropped else ""
 
 
-def choose_for(
-    device: jax.Device, dtype: str, config: TransformerConfig, dropped: bool
-) -> AttentionChoice:
-    """Return `choose` for the backend and the compute capability of a device."""
-    capability = getattr(device, "compute_capability", "")
-    return choose(device.platform, capability, dtype, config, dropped)
-
-
 def execution_on(
     device: jax.Device,
     dtype: str,
@@ -102,7 +93,7 @@ def execution_on(
     kind: type[Kind] = Execution,
     **overrides: str | bool | int | float | None,
 ) -> Kind:
-    """Return how a model is best executed on a device; arguments as `choose`.
+    """Return how a model is best executed on a device; arguments as `choose_for`.
 
     Args:
         kind: `Execution`, or `SearchExecution` for a search.

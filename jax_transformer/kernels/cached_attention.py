@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_transformer.kernels.execution import CacheLayout
 from jax_transformer.kernels.segments import join_queries
-from jax_transformer.kernels.softmax import masked_softmax
+from jax_transformer.kernels.softmax import masked_softmax, soft_cap
 
 Keys = Float[Array, "B G K _"] | Float[Array, "B _ _"]  # the last is G * K wide
 Values = Float[Array, "B G _ U"] | Float[Array, "B _ _"]  # the last is G * U wide
@@ -109,8 +109,7 @@ def with_slots(cache: AttentionCache, slots: int) -> AttentionCache:
     def padded(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*longer"]:
         return jnp.pad(x, [(0, slots if n == axis else 0) for n in range(x.ndim)])
 
-    key_axis, value_axis = cache.axes
-    return AttentionCache(padded(cache.keys, key_axis), padded(cache.values, value_axis))
+    return AttentionCache(*map(padded, cache, cache.axes))
 
 
 def empty_slots(like: AttentionCache, slots: int) -> AttentionCache:
@@ -119,8 +118,7 @@ def empty_slots(like: AttentionCache, slots: int) -> AttentionCache:
     def empty(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*other"]:
         return jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
 
-    key_axis, value_axis = like.axes
-    return AttentionCache(empty(like.keys, key_axis), empty(like.values, value_axis))
+    return AttentionCache(*map(empty, like, like.axes))
 
 
 def write_slots(
@@ -128,7 +126,8 @@ def write_slots(
 ) -> AttentionCache:
     """Return the cache with new keys and values written from slot `start` on.
 
-    Rows in which they do not fit stay as they are.
+    Rows in which they do not fit stay as they are: all rows write the same column of the ring, and
+    one that has filled it would lose its first column.
     """
 
     def write(
@@ -138,10 +137,7 @@ def write_slots(
         new = jnp.where(fits.reshape(-1, *(1,) * (new.ndim - 1)), new.astype(slots.dtype), old)
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
-    key_axis, value_axis = cache.axes
-    return AttentionCache(
-        write(cache.keys, new.keys, key_axis), write(cache.values, new.values, value_axis)
-    )
+    return AttentionCache(*map(write, cache, new, cache.axes))
 
 
 def attend_to_cache(
@@ -156,8 +152,9 @@ def attend_to_cache(
 
     `bias`, `divisor` and `softcap` as for `dot_product_attention`.
     """
+    keys, values = cache
     joined = cache.layout == "joined_heads"
-    key_heads = cache.keys.shape[2] // query.shape[3] if joined else cache.keys.shape[1]
+    key_heads = keys.shape[2] // query.shape[3] if joined else keys.shape[1]
     if key_heads < query.shape[1]:
         rows = query.shape[1:3]
         mask, bias = (
@@ -166,61 +163,37 @@ def attend_to_cache(
             else join_queries(jnp.broadcast_to(x, (x.shape[0], *rows, x.shape[3])), key_heads)
             for x in (mask, bias)
         )
-    attend = _joined_attention if joined else _split_attention
-    queries = join_queries(query, key_heads).astype(cache.keys.dtype)
-    heads = attend(queries, cache.keys, cache.values, mask, bias, divisor, softcap)
+    queries = join_queries(query, key_heads).astype(keys.dtype)
+    wide = jnp.promote_types(keys.dtype, jnp.float32)
+    if joined:
+        # One product for all heads: the query of a head stands in the head's columns of the keys,
+        # with 0 in the columns of the others. It has H times as many terms, but a matrix unit
+        # computes them in the time that it needs for a single row.
+        queries = jnp.where(_columns(keys, key_heads), _side_by_side(queries)[:, :, None], 0)
+        scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
+        mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
+    else:  # with keys in columns, both products of a step read memory row by row
+        scores = jnp.einsum("bhtk,bhks->bhts", queries, keys)
+    if divisor != 1:
+        scores = scores / divisor
+    scores = soft_cap(scores, softcap)
+    if bias is not None:
+        scores = scores + bias
+    weights = masked_softmax(scores, mask, by_rows=joined)
+    if joined:  # of the product with the values, each head keeps its own columns
+        weights = weights.astype(keys.dtype)
+        heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
+        heads = jnp.sum(jnp.where(_columns(values, key_heads), heads, 0), axis=2)
+        width = values.shape[2] // key_heads
+        heads = heads.astype(keys.dtype).reshape(*heads.shape[:2], key_heads, width).swapaxes(1, 2)
+    else:
+        heads = jnp.einsum("bhts,bhsu->bhtu", weights, values)
     return heads.reshape(*query.shape[:3], heads.shape[3]).astype(query.dtype)
 
 
 def _side_by_side(heads: Float[Array, "B H L K"]) -> Float[Array, "B L D"]:
     batch, num_heads, length, head_dim = heads.shape
     return heads.swapaxes(1, 2).reshape(batch, length, num_heads * head_dim)
-
-
-def _split_attention(
-    query: Float[Array, "B H T K"],
-    keys: Float[Array, "B H K S"],
-    values: Float[Array, "B H S U"],
-    mask: Bool[Array, "#B #H #T #S"] | None,
-    bias: Float[Array, "#B H #T S"] | None,
-    divisor: float,
-    softcap: float | None,
-) -> Float[Array, "B H T U"]:
-    """Return attention by one matrix for each head.
-
-    With keys in columns, both products of a decoding step read memory row by row.
-    """
-    scores = jnp.einsum("bhtk,bhks->bhts", query, keys)
-    weights = masked_softmax(scores, divisor, mask, bias, by_rows=False, softcap=softcap)
-    return jnp.einsum("bhts,bhsu->bhtu", weights, values)
-
-
-def _joined_attention(
-    query: Float[Array, "B H N K"],
-    keys: Float[Array, "B S _"],
-    values: Float[Array, "B S _"],
-    mask: Bool[Array, "#B #H #N #S"] | None,
-    bias: Float[Array, "#B H #N S"] | None,
-    divisor: float,
-    softcap: float | None,
-) -> Float[Array, "B H N U"]:
-    """Return attention by one product for all heads of a source.
-
-    The query of a head stands in the head's columns of the keys, with 0 in the columns of the
-    others; of the product with the values each head keeps its own columns. The products have H
-    times as many terms, but a matrix unit computes them in the time that it needs for a single
-    row. Sums are in at least float32.
-    """
-    num_heads = query.shape[1]
-    wide = jnp.promote_types(query.dtype, jnp.float32)
-    queries = jnp.where(_columns(keys, num_heads), _side_by_side(query)[:, :, None], 0)
-    scores = jnp.einsum("bnhd,bsd->bnhs", queries, keys, preferred_element_type=wide)
-    mask, bias = (None if x is None else x.swapaxes(1, 2) for x in (mask, bias))
-    weights = masked_softmax(scores, divisor, mask, bias, softcap=softcap).astype(query.dtype)
-    heads = jnp.einsum("bnhs,bsd->bnhd", weights, values, preferred_element_type=wide)
-    joined = jnp.sum(jnp.where(_columns(values, num_heads), heads, 0), axis=2).astype(query.dtype)
-    width = values.shape[2] // num_heads
-    return joined.reshape(*joined.shape[:2], num_heads, width).swapaxes(1, 2)
 
 
 def _columns(joined: Float[Array, "B S _"], num_heads: int) -> Bool[np.ndarray, "H _"]:

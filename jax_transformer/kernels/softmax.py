@@ -59,29 +59,22 @@ def soft_cap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*sha
 
 
 def masked_softmax(
-    scores: Float[Array, "B H T S"],
-    divisor: float,
-    mask: Bool[Array, "#B #H #T #S"] | None,
-    bias: Float[Array, "#B #H #T S"] | None,
-    by_rows: bool = True,
+    scores: Float[Array, "*batch S"],
+    mask: Bool[Array, "*#batch #S"] | None,
     exponentials: Exponentials = "wide",
-    softcap: float | None = None,
-) -> Float[Array, "B H T S"]:
-    """Return the weights of scores, which are divided first and then capped, before the bias.
+    by_rows: bool = True,
+) -> Float[Array, "*batch S"]:
+    """Return the weights of scores, computed in at least float32; those that are hidden are 0.
 
     A row without a visible key gets its zeros by a factor for the whole row where `by_rows`, and
     else by a selection of each weight, which is faster for the few queries of a decoding step.
     """
-    if divisor != 1:
-        scores = scores / divisor
-    scores = soft_cap(scores, softcap)
-    if bias is not None:
-        scores = scores + bias
     dtype = scores.dtype
     scores = scores.astype(jnp.promote_types(dtype, jnp.float32))
     kept = dtype if exponentials == "as_scores" else None
     if mask is None:
         return softmax(scores, None, kept).astype(dtype)
+    # The smallest number and not -inf, whose softmax in a row that sees nothing would be NaN.
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
     if not by_rows:
         return jnp.where(mask, softmax(scores), 0).astype(dtype)

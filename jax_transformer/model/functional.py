@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Integer, Shaped
 
 from jax_transformer.kernels.execution import Exponentials
 from jax_transformer.kernels.segments import SegmentMask, attended_keys, join_queries
-from jax_transformer.kernels.softmax import masked_softmax
+from jax_transformer.kernels.softmax import masked_softmax, soft_cap
 
 
 def embed(ids: Int[Array, "*batch"], table: Float[Array, "vocab D"]) -> Float[Array, "*batch D"]:
@@ -226,8 +226,7 @@ def dot_product_attention(
     """Return the values averaged by softmax(query keyᵀ / sqrt(head_dim) + bias) (section 3.2.1).
 
     The softmax runs in at least float32. A query that may attend to nothing gives 0, with finite
-    gradients. Keys and values that no query may attend to have no influence, whatever they
-    contain: without the selection below, 0 * NaN would be NaN.
+    gradients. Keys and values that no query may attend to have no influence, whatever they contain.
 
     Query head h reads head h // (H / G) of the keys and values: with G = H its own, else one that
     a group shares (Ainslie et al. 2023).
@@ -240,15 +239,18 @@ def dot_product_attention(
             leaves them.
     """
     key_heads = key.shape[1]
-    if mask is not None:
-        attended = attended_keys(mask, key_heads)
+    if mask is not None:  # their weights are 0, but 0 * NaN would be NaN
+        attended = attended_keys(mask, key_heads)  # [B, G, S, 1]
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     scores = jnp.einsum("bgtk,bgsk->bgts", join_queries(query, key_heads), key)
     scores = scores.reshape(*query.shape[:3], key.shape[2])
     divisor = math.sqrt(query.shape[-1]) if divisor is None else divisor
-    weights = masked_softmax(
-        scores, divisor, mask, bias, exponentials=exponentials, softcap=softcap
-    )
+    if divisor != 1:
+        scores = scores / divisor
+    scores = soft_cap(scores, softcap)
+    if bias is not None:
+        scores = scores + bias
+    weights = masked_softmax(scores, mask, exponentials)
     if dropout is not None:
         weights = dropout(weights)
     heads = jnp.einsum("bgts,bgsk->bgtk", join_queries(weights, key_heads), value)

@@ -247,6 +247,8 @@ def with_position_bias(
     """Return the context with a table's bias of `length` positions, or of one decoding step."""
     if context.position is None:
         return context._replace(position_bias=bias(length, length))
+    # The slots of a step are a ring of columns, so the distances change in each step. Those of
+    # columns that are not written yet are wrong, but the mask hides them.
     hypotheses, slots = context.mask.shape[2:]
     furthest = slots // hypotheses - 1
     if is_symbolic_dim(furthest):  # from this distance on, all share a bucket

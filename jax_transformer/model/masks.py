@@ -37,6 +37,6 @@ def target_mask(
     if config.token_embeddings == "none":
         return SegmentMask(None, causal=True)
     visible = jnp.asarray(tgt) != config.pad_id
-    if config.bos_id == config.pad_id:
+    if config.bos_id == config.pad_id:  # else the first position would attend to nothing
         visible = visible.at[:, 0].set(True)
     return SegmentMask(visible, causal=True)

@@ -84,7 +84,7 @@ def windowed(
     """
     if window is None:
         return mask
-    if position is not None:
+    if position is not None:  # slots are a ring: how far back one lies changes in each step
         hypotheses, slots = mask.shape[2:]
         return mask & (position.distances(slots, hypotheses) <= window[0])
     if isinstance(mask, SegmentMask):
@@ -409,9 +409,7 @@ class Transformer(nn.Module):
         logits = self.output_projection(x, self._table("target").embedding if tied else None)
         return soft_cap(logits, self.config.logit_softcap)
 
-    def _readable(
-        self, mask: Bool[Array, "#B #H _ _"] | SegmentMask | None, queries: int, keys: int
-    ) -> Bool[Array, "#B #H _ _"] | SegmentMask | None:
+    def _readable(self, mask: Mask, queries: int, keys: int) -> Mask:
         """Return a mask as attention reads it: without fused kernels, one array for all layers."""
         return as_boolean_mask(mask, queries, keys) if self.execution.attention == "plain" else mask
 

@@ -107,11 +107,11 @@ def _linear(
     path: str,
     lengths: tuple[str, str],
     axes: tuple[str, str],
-    bias: str,
+    bias: str | None,
     role: Role = "feed_forward",
     needs: Needs = ALWAYS,
 ) -> Iterator[Parameter]:
-    """Yield a kernel and its bias, which the field `bias` of the config gives."""
+    """Yield a kernel and its bias, which the field `bias` of the config gives; None is always."""
 
     def of_kernel(config: TransformerConfig) -> Distribution:
         inputs, outputs = _shape(config, lengths)
@@ -122,7 +122,8 @@ def _linear(
 
     yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
-    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs | {bias: (True,)}, split)
+    needs = needs if bias is None else needs | {bias: (True,)}
+    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs, split)
 
 
 def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[Parameter]:
@@ -135,11 +136,15 @@ def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[
 
 
 def _table(
-    path: str, lengths: tuple[str, str], needs: Needs, axes: tuple[str, ...] = ()
+    path: str,
+    lengths: tuple[str, str],
+    needs: Needs,
+    axes: tuple[str, ...] = (),
+    drawn: Callable[[TransformerConfig, int, int], Distribution] = initialization.embedding,
 ) -> Parameter:
     def distribution(config: TransformerConfig) -> Distribution:
         rows, columns = _shape(config, lengths)
-        return initialization.embedding(config, rows, columns)
+        return drawn(config, rows, columns)
 
     return Parameter(f"{path}/embedding", lengths, "table", distribution, needs, axes)
 
@@ -174,9 +179,9 @@ def _recurrence(path: str) -> Iterator[Parameter]:
     """Yield the parameters of an SSRU, whose forget gate alone has a bias, in every config."""
     lengths, needs = ("d_model", "d_model"), {"decoder_attention": ("ssru_then_cross",)}
     for name in ("input", "forget"):
-        kernel, bias = _linear(f"{path}/{name}", lengths, COLUMNS, "feed_forward_bias", needs=needs)
+        kernel, bias = _linear(f"{path}/{name}", lengths, COLUMNS, bias=None, needs=needs)
         yield kernel
-    yield bias._replace(distribution=lambda config: ZEROS, needs=needs)
+    yield bias._replace(distribution=lambda config: ZEROS)
     yield from _residual(path, needs)
 
 
@@ -195,22 +200,14 @@ def _head() -> Iterator[Parameter]:
         ("output", "num_labels", ROWS, {"head": ("sequence", "token")}),
     )
     for name, outputs, axes, needs in rows:
-        lengths = ("d_model", outputs)
-        kernel, bias = _linear(f"head/{name}", lengths, axes, "output_bias", needs=needs)
-        yield kernel
-        yield bias._replace(needs=needs)
+        yield from _linear(f"head/{name}", ("d_model", outputs), axes, bias=None, needs=needs)
 
 
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
     needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
-
-    def distribution(config: TransformerConfig) -> Distribution:
-        buckets, heads = _shape(config, lengths)
-        return initialization.relative_bias(config, buckets, heads)
-
-    row = _table(f"{path}/relative_attention_bias", lengths, needs)
-    return row._replace(distribution=distribution)
+    path = f"{path}/relative_attention_bias"
+    return _table(path, lengths, needs, drawn=initialization.relative_bias)
 
 
 def _stack(stack: str) -> Iterator[Parameter]:
@@ -313,9 +310,7 @@ def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -
 
 def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     """Return new float32 parameters: each is drawn by `key` and its own path alone."""
-    return unflatten_dict(
-        {path: draw_parameter(key, config, path) for path in _paths(config)}, sep="/"
-    )
+    return filled_params(key, {}, config)
 
 
 def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:

@@ -1,8 +1,8 @@
 """The Python of the README of an exported model, run where this library cannot be imported."""
 
 import re
-import subprocess
-import sys
+
+from tests.programs import run_python
 
 # What a process does that has neither this library nor what only this library needs.
 WITHOUT = """
@@ -29,13 +29,6 @@ def run_readme(folder, lines, *arguments, without=(), added=""):
     (program,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text("utf-8"), re.S)
     path = folder.parent / "translate.py"
     path.write_text(WITHOUT.format(blocked=[*LIBRARY, *without]) + program + added, "utf-8")
-    done = subprocess.run(
-        [sys.executable, path.name, folder.name, *arguments],
-        input="".join(f"{line}\n" for line in lines),
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    read = "".join(f"{line}\n" for line in lines)
+    done = run_python(path.name, folder.name, *arguments, cwd=folder.parent, read=read)
     return done.stdout.split("\n")[:-1]

@@ -12,7 +12,7 @@ import pytest
 
 from jax_transformer import TransformerConfig, apply
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.attention_backend import AttentionChoice, choose, execution_on
+from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for, execution_on
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
@@ -22,27 +22,27 @@ from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
 BATCH, HEADS, HEAD_DIM = 3, 2, 8
-HOPPER = {"backend": "gpu", "compute_capability": "9.0", "dtype": "bfloat16", "dropped": False}
-TPU = {"backend": "tpu", "compute_capability": ""}
+TPU = {"platform": "tpu", "compute_capability": ""}
 CONFIG = TransformerConfig(d_kv=64)
 
 
-def chosen(change):
+def chosen(
+    platform="gpu", compute_capability="9.0", dtype="bfloat16", dropped=False, **fields_of_config
+):
     """Return the choice for a Hopper and heads of 64, with a change of these or of the config."""
-    facts = {name: value for name, value in change.items() if name in HOPPER}
-    fields = {name: value for name, value in change.items() if name not in HOPPER}
-    return choose(**HOPPER | facts, config=dataclasses.replace(CONFIG, **fields))
+    device = Mock(jax.Device, platform=platform, compute_capability=compute_capability)
+    return choose_for(device, dtype, dataclasses.replace(CONFIG, **fields_of_config), dropped)
 
 
 @pytest.mark.parametrize("change", [{}, {"dtype": "float16"}, {"d_kv": 256}, {"d_kv": 8}])
 def test_cudnn_is_chosen_within_its_limits(change):
-    assert chosen(change) == AttentionChoice("cudnn")
+    assert chosen(**change) == AttentionChoice("cudnn")
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"backend": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
+        ({"platform": "cpu", "compute_capability": ""}, "cpu; fused kernels need a GPU or a TPU"),
         (TPU | {"dtype": "float16"}, "float16; flash needs bfloat16 or float32"),
         (TPU | {"d_kv": 136}, "head_dim=136; flash needs at most 128"),
         (TPU | {"dropped": True}, "attention weights are dropped; flash drops none"),
@@ -67,13 +67,13 @@ def test_cudnn_is_chosen_within_its_limits(change):
     ],
 )
 def test_beyond_them_attention_is_plain_and_says_why(change, reason):
-    choice = chosen(change)
+    choice = chosen(**change)
     assert choice == AttentionChoice("plain", reason)
     assert str(choice) == f"attention: plain ({reason})"
 
 
 def test_on_a_tpu_long_attention_is_flash():
-    choice = chosen(TPU | {"dtype": "float32"})
+    choice = chosen(**TPU, dtype="float32")
     assert str(choice) == (
         "attention: flash (from length 512; shorter, with a mask of the caller's or with relative "
         "positions: plain)"
@@ -136,18 +136,11 @@ def fused(monkeypatch):
     return shapes
 
 
-def draw(queries, keys, dtype="float32"):
+def draw(queries, keys, dtype="float32", heads=HEADS, key_heads=HEADS):
     """Return queries, keys, values, and what the gradient of the output shall be."""
     random = np.random.default_rng(0)
-    shapes = [(BATCH, HEADS, length, HEAD_DIM) for length in (queries, keys, keys, queries)]
-    return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
-
-
-def grouped(heads, key_heads, length, dtype="float32"):
-    """Return what `draw` does, of more heads of queries than of keys."""
-    random = np.random.default_rng(3)
-    shapes = [(BATCH, count, length, HEAD_DIM) for count in (heads, key_heads, key_heads, heads)]
-    return [jnp.asarray(random.normal(size=shape), dtype) for shape in shapes]
+    shapes = [(heads, queries), (key_heads, keys), (key_heads, keys), (heads, queries)]
+    return [jnp.asarray(random.normal(size=(BATCH, *shape, HEAD_DIM)), dtype) for shape in shapes]
 
 
 def masks(queries, keys):
@@ -161,15 +154,8 @@ def masks(queries, keys):
     return {"none": None} | {kind: jnp.asarray(mask) for kind, mask in drawn.items()}
 
 
-def attend_and_differentiate(
-    query, key, value, cotangent, mask, implementation="plain", bias=None, **settings
-):
-    run = differentiable(mask, implementation, **settings)
-    return run(query, key, value, cotangent, bias)
-
-
-def differentiable(mask, implementation, divisor=HEAD_DIM**0.5, softcap=None):
-    """Return what computes an attention's output and the gradients of its inputs.
+def attend(implementation, inputs, mask, bias=None, divisor=HEAD_DIM**0.5, softcap=None):
+    """Return an attention's output and the gradients of its inputs.
 
     The plain one repeats each head of keys and values for the queries that read it.
     """
@@ -189,25 +175,26 @@ def differentiable(mask, implementation, divisor=HEAD_DIM**0.5, softcap=None):
         output, transpose = jax.vjp(mapped, query, key, value, bias)
         return output, *(gradient for gradient in transpose(cotangent) if gradient is not None)
 
-    return run
+    return run(*inputs, bias)
 
 
-def check_attention(found, inputs, mask, bias=None, **settings):
-    """Check a fused attention in float32, and the plain one, by the plain one in float64."""
-    names = ("output", "query", "key", "value", "bias")
-    run = differentiable(mask, "plain", **settings)
+def check_attention(implementation, inputs, mask, bias=None, **settings):
+    """Check a fused attention in float32, and the plain one, by the plain one in float64.
 
-    def plain(inputs, bias):
-        return by_name(run(*inputs, bias))
+    Returns what the fused one gives, as `attend`.
+    """
 
-    def by_name(results):
-        return dict(zip(names[: len(results)], results, strict=True))
+    def by_name(implementation, inputs, bias):
+        results = attend(implementation, inputs, mask, bias, **settings)
+        return dict(zip(("output", "query", "key", "value", "bias"), results, strict=False))
 
-    results = by_name(found), plain(inputs, bias)
+    results = [by_name(one, inputs, bias) for one in (implementation, "plain")]
     with jax.enable_x64(True):
         wide = widen((inputs, bias))
-        exact, near = plain(*wide), [plain(*numbers) for numbers in moved(wide)]
+        exact = by_name("plain", *wide)
+        near = [by_name("plain", *numbers) for numbers in moved(wide)]
     check_errors("attention", results, (exact, exact), near, kind="block")
+    return [*results[0].values()]
 
 
 @pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16"], ["float32"]))
@@ -223,25 +210,24 @@ def test_what_cudnn_is_handed_gives_what_the_plain_products_give(
     if biased:
         drawn = np.random.default_rng(2).normal(size=(1, HEADS, *lengths))
         relative = {"bias": jnp.asarray(drawn, dtype), "divisor": 5.0}
-    expected = attend_and_differentiate(*inputs, mask, **relative)
-    found = attend_and_differentiate(*inputs, mask, "cudnn", **relative)
-    assert len(expected) == len(found) == 4 + biased
-    for ours, plain in zip(found, expected, strict=True):
-        assert ours.dtype == plain.dtype == dtype
-        assert error(*(np.float32(array) for array in (ours, plain))) < 2e-2  # bfloat16
     if dtype == "float32":
-        check_attention(found, inputs, mask, **relative)
+        found = check_attention("cudnn", inputs, mask, **relative)
+    else:
+        found, expected = (attend(one, inputs, mask, **relative) for one in ("cudnn", "plain"))
+        for ours, plain in zip(found, expected, strict=True):
+            assert error(*(np.float32(array) for array in (ours, plain))) < 2e-2
+    assert [array.dtype for array in found] == [dtype] * (4 + biased)
     (shape,) = fused
     if mask is not None:  # as cuDNN's backward pass wants it
         assert shape[2:] == tuple(length + length % 2 for length in lengths)
 
 
 def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(fused):
-    query, key, value, cotangent = draw(6, 8, "float32")
+    query, key, value, cotangent = draw(6, 8)
     mask = masks(6, 8)["some"]
     nobody = ~mask.any(axis=2)[..., None]
     key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
-    output, *gradients = attend_and_differentiate(query, key, value, cotangent, mask, "cudnn")
+    output, *gradients = attend("cudnn", (query, key, value, cotangent), mask)
     assert nobody.any()
     assert np.array_equal(output[0, 1, 2], np.zeros(HEAD_DIM))
     for array in (output, *gradients):
@@ -252,11 +238,8 @@ def test_there_too_no_attention_is_0_and_what_nobody_attends_to_does_not_count(f
 @pytest.mark.parametrize("length", [6, 7])
 def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
     """It then reads a mask of padding alone, or none."""
-    inputs = draw(length, length, "float32")
     keys = masks(length, length)["padding"][:, 0, 0] if padded else None
-    mask = SegmentMask(keys, causal=True)
-    found = attend_and_differentiate(*inputs, mask, "cudnn")
-    check_attention(found, inputs, mask)
+    check_attention("cudnn", draw(length, length), SegmentMask(keys, causal=True))
     even = length + length % 2
     assert fused == [(BATCH, 1, even, even) if padded else None]
 
@@ -272,13 +255,12 @@ def test_cudnn_is_told_that_attention_is_causal(fused, length, padded):
 )
 def test_cudnn_is_handed_windows_and_grouped_queries(fused, mask):
     """A mask of each head of queries as well, where the queries of a group attend to other keys."""
-    query, key, value, cotangent = grouped(2 * HEADS, HEADS, 7)
+    query, key, value, cotangent = draw(7, 7, heads=2 * HEADS)
     if not isinstance(mask, SegmentMask):
         nobody = ~mask.reshape(BATCH, HEADS, -1, 7).any(axis=2)[..., None]
         assert nobody.any()
         key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
-    inputs = query, key, value, cotangent
-    check_attention(attend_and_differentiate(*inputs, mask, "cudnn"), inputs, mask)
+    check_attention("cudnn", (query, key, value, cotangent), mask)
     assert fused[0][2:] == (8, 8)
 
 

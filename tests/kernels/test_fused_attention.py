@@ -21,10 +21,8 @@ from tests.kernels.test_attention_backend import (
     BATCH,
     HEAD_DIM,
     HEADS,
-    attend_and_differentiate,
     check_attention,
     draw,
-    grouped,
 )
 from tests.models import decode_batch, random_params, random_tokens, small_config
 from tests.parity.ladder import error
@@ -106,12 +104,11 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
         nobody = ~mask.attended(lengths[1])[:, None, :, None]
         key, value = jnp.where(nobody, jnp.nan, key), jnp.where(nobody, jnp.inf, value)
     inputs = query, key, value, cotangent
-    found = attend_and_differentiate(*inputs, mask, "flash", divisor=divisor)
-    check_attention(found, inputs, mask, divisor=divisor)
+    output, *_ = check_attention("flash", inputs, mask, divisor=divisor)
     assert interpreted == [lengths]
     if mask is not None:
         empty = np.broadcast_to(~mask.attending(*lengths), (BATCH, lengths[0]))
-        assert (np.asarray(found[0]).swapaxes(1, 2)[empty] == 0).all()
+        assert (np.asarray(output).swapaxes(1, 2)[empty] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -123,11 +120,8 @@ def test_the_kernels_give_what_plain_attention_gives(interpreted, kind):
 )
 def test_the_kernels_group_queries_and_cap_scores(interpreted, kind, key_heads):
     """Beside plain attention of repeated keys, whose gradients are added up for each group."""
-    query, key, value, cotangent = grouped(4, key_heads, 13)
-    mask, settings = mask_of(kind, 13, 13), {"divisor": 0.5, "softcap": 1.5}
-    found = attend_and_differentiate(query, key, value, cotangent, mask, "flash", **settings)
-    inputs = query, key, value, cotangent
-    check_attention(found, inputs, mask, **settings)
+    inputs = draw(13, 13, heads=4, key_heads=key_heads)
+    check_attention("flash", inputs, mask_of(kind, 13, 13), divisor=0.5, softcap=1.5)
     assert interpreted == [(13, 13)]
 
 
@@ -135,10 +129,10 @@ def test_the_kernels_group_queries_and_cap_scores(interpreted, kind, key_heads):
 def test_the_blocks_of_a_long_attention_add_up(interpreted, monkeypatch):
     for name in ("LONGEST_QUERY_BLOCK", "LONGEST_KEY_BLOCK"):
         monkeypatch.setattr(fused_attention, name, fused_attention.LANES)
-    inputs, mask = draw(300, 300), mask_of("packed", 300, 300)
-    check_attention(attend_and_differentiate(*inputs, mask, "flash"), inputs, mask)
-    inputs, mask = grouped(4, 2, 300), dataclasses.replace(mask, window=(130, 0))
-    check_attention(attend_and_differentiate(*inputs, mask, "flash"), inputs, mask)
+    mask = mask_of("packed", 300, 300)
+    check_attention("flash", draw(300, 300), mask)
+    window = dataclasses.replace(mask, window=(130, 0))
+    check_attention("flash", draw(300, 300, heads=4, key_heads=2), window)
 
 
 @pytest.mark.parametrize("longest", [fused_attention.LONGEST_QUERY_BLOCK, 2048])
@@ -200,13 +194,6 @@ def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed
         assert error(ours, plain) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["flash", "cudnn"])
-def test_values_of_another_width_are_refused(kind):
-    query, value = jax.numpy.ones((1, 2, 4, 6)), jax.numpy.ones((1, 2, 4, 5))
-    with pytest.raises(InputError, match=f"attention='{kind}' needs values as wide .* not d_v=5;"):
-        fused_attention.fused_attention(kind, query, query, value, None, None, 1.0)
-
-
 @pytest.mark.exhaustive
 def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpreted):
     config = small_config("vaswani2017", num_encoder_layers=2, num_decoder_layers=2)
@@ -233,16 +220,26 @@ def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted, monk
     assert interpreted[1:] == [(13, 13)]  # 11 x 13 are fewer scores than 12 x 12
 
 
-def test_what_the_kernels_cannot_do_is_refused():
+BY_SEGMENTS = "reads masks by segments, and no bias; use attention='plain'"
+NARROW = "needs values as wide as keys, not d_v=5; use attention='plain'"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "changes", "message"),
+    [
+        ("flash", {"dropping": True}, "cannot drop attention weights; use attention='plain', or"),
+        ("cudnn", {"softcap": 50.0}, r"cannot cap scores \(softcap=50.0\); use attention='plain'"),
+        ("flash", {"mask": jnp.ones((1, 1, 5, 5), bool)}, BY_SEGMENTS),
+        ("flash", {"bias": jnp.zeros((1, HEADS, 5, 5))}, BY_SEGMENTS),
+        ("flash", {"value": jnp.ones((BATCH, HEADS, 5, 5))}, NARROW),
+        ("cudnn", {"value": jnp.ones((BATCH, HEADS, 5, 5))}, NARROW),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused(implementation, changes, message):
     query, key, value, _ = draw(5, 5)
-    attend = functools.partial(fused_attention.fused_attention, "flash", query, key, value)
-    with pytest.raises(InputError, match="attention='flash' cannot drop attention weights"):
-        attend(None, None, 1.0, dropping=True)
-    with pytest.raises(InputError, match=r"'cudnn' cannot cap scores \(softcap=50.0\); use att"):
-        fused_attention.fused_attention("cudnn", query, key, value, None, None, 1.0, softcap=50.0)
-    for others in ((jnp.ones((1, 1, 5, 5), bool), None), (None, jnp.zeros((1, HEADS, 5, 5)))):
-        with pytest.raises(InputError, match="reads masks by segments, and no bias"):
-            attend(*others, 1.0)
+    usual = {"query": query, "key": key, "value": value, "mask": None, "bias": None}
+    with pytest.raises(InputError, match=f"^attention='{implementation}' {message}"):
+        fused_attention.fused_attention(implementation, **usual | {"divisor": 1.0} | changes)
 
 
 @pytest.mark.parametrize(

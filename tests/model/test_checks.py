@@ -4,7 +4,6 @@ What `generate` refuses of its options is in `tests/decoding/test_options.py`.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -33,47 +32,8 @@ from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
 
-CONFIG = small_config("vaswani2017")  # 41 ids
-BAD_IDS = {
-    "first beyond": np.int64(41),
-    "negative": np.int64(-1),
-    "wraps to negative in int32": np.int64(2**31),
-    "wraps to 1 in int32": np.int64(2**32 + 1),
-    "-1 stored as uint16": np.array(-1).astype(np.uint16).astype(np.int64)[()],
-}
-
-SRC, TGT = random_tokens(CONFIG)
-ENTRANCES = {
-    "apply src": lambda params, ids: apply(params, CONFIG, ids, TGT[:1]),
-    "apply tgt": lambda params, ids: apply(params, CONFIG, SRC[:1], ids),
-    "encode": lambda params, ids: encode(params, CONFIG, ids),
-    "decode": lambda params, ids: decode(params, CONFIG, ids, jnp.zeros((1, 5, 42))),
-    "generate": lambda params, ids: generate(params, CONFIG, ids, max_new_tokens=3),
-    "score src": lambda params, ids: score(params, CONFIG, ids, TGT[:1]),
-    "score tgt": lambda params, ids: score(params, CONFIG, SRC[:1], ids),
-}
-
-
-@pytest.mark.parametrize("enter", ENTRANCES.values(), ids=ENTRANCES)
-def test_an_id_outside_the_vocabulary_is_refused_everywhere(enter):
-    params = random_params(CONFIG)
-    for bad in BAD_IDS.values():
-        ids = np.array([[1, 5, 7, 2]], bad.dtype)
-        ids[0, 2] = bad
-        with pytest.raises(InputError, match=rf"\[0, [12]\]={bad} .* from 0 to 40") as refusal:
-            enter(params, ids)
-        assert "\n" not in str(refusal.value)
-
-
-def test_ids_of_a_large_vocabulary_are_not_wrapped():
-    ids = np.array([1, 70_000, 65_536, 2])
-    corpus = corpus_of((ids,), (ids,), src_vocab_size=70_001, tgt_vocab_size=70_001)
-    batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
-    assert batch.src[0].tolist() == ids.tolist()
-    assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]
-
-
-SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)  # 41 ids
+SRC, TGT = random_tokens(SMALL)
 PARAMS = random_params(SMALL)
 MEMORY = np.ones((5, 13, 42), np.float32)
 VISIBLE = (SRC != 0)[:, None, None]
@@ -95,10 +55,18 @@ def train(**fields):
     return jax.jit(make_run_step(SMALL, settings))(init_state(SMALL, settings), batch)
 
 
+BAD_IDS = {
+    "first beyond": np.int64(41),
+    "negative": np.int64(-1),
+    "wraps to negative in int32": np.int64(2**31),
+    "wraps to 1 in int32": np.int64(2**32 + 1),
+    "-1 stored as uint16": np.array(-1).astype(np.uint16).astype(np.int64)[()],
+}
 READERS = {  # of ids [batch, length]
     "encode": lambda ids: encode(PARAMS, SMALL, ids),
     "decode": lambda ids: decode(PARAMS, SMALL, ids, MEMORY),
-    "apply": lambda ids: apply(PARAMS, SMALL, SRC, ids),
+    "apply src": lambda ids: apply(PARAMS, SMALL, ids, TGT),
+    "apply tgt": lambda ids: apply(PARAMS, SMALL, SRC, ids),
     "generate": lambda ids: generate(PARAMS, SMALL, ids, max_new_tokens=3),
     "prefix": lambda ids: search(prefix=ids),
     "score src": lambda ids: score(PARAMS, SMALL, ids, TGT),
@@ -148,6 +116,22 @@ def refuse(call, match=""):
         call()
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "positions"])
+def test_an_id_outside_the_vocabulary_is_refused_everywhere(name):
+    for bad in BAD_IDS.values():
+        ids = np.full((5, 4), 7, bad.dtype)
+        ids[0, 2] = bad
+        refuse(lambda ids=ids: READERS[name](ids), rf"\[0, [12]\]={bad} .* from 0 to 40")
+
+
+def test_ids_of_a_large_vocabulary_are_not_wrapped():
+    ids = np.array([1, 70_000, 65_536, 2])
+    corpus = corpus_of((ids,), (ids,), src_vocab_size=70_001, tgt_vocab_size=70_001)
+    batch = make_batch(corpus, plan_epoch(corpus, TrainingConfig(), epoch=0)[0])
+    assert batch.src[0].tolist() == ids.tolist()
+    assert batch.tgt_out[0].tolist() == [*ids[1:].tolist(), 0]
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
@@ -331,6 +315,14 @@ WRONG_CALLS = {
         lambda: encode(PARAMS, SMALL, SRC, src_positions=np.zeros((1, 13), int)),
         r"src_positions of shape \(1, 13\) must be \[batch, length\] = \[5, 13\]",
     ),
+    **{
+        f"{side}_positions={number}": (
+            lambda side=side, number=number: apply(PARAMS, SMALL, SRC, TGT, **placed(side, number)),
+            rf"{side}_positions\[2, 0\]={number} is outside the position table; .* from 0 to 28",
+        )
+        for side in ("src", "tgt")
+        for number in (29, -1, 2**31 - 1)
+    },
     "a list of parameters": (lambda: apply([1], SMALL, SRC, TGT), "params of type list"),
     "parameters of a search": (
         lambda: generate("weights", SMALL, SRC, max_new_tokens=3),
@@ -364,6 +356,13 @@ WRONG_CALLS = {
 }
 
 
+def placed(side, number):
+    """Return positions of a side, all but one of which are in the table."""
+    positions = np.full({"src": SRC, "tgt": TGT}[side].shape, 28)
+    positions[2, 0] = number
+    return {f"{side}_positions": positions}
+
+
 def step_with(params):
     return decode_step(params, SMALL, init_cache(PARAMS, SMALL, MEMORY, 3), TGT[:, 0])
 
@@ -373,8 +372,7 @@ def test_arguments_that_do_not_belong_together_are_refused_in_one_line(call, mes
     refuse(call, message)
 
 
-@pytest.mark.parametrize("name", ENTRANCES)
-def test_ids_of_the_other_byte_order_are_refused_in_one_line(name):
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_ids_of_the_other_byte_order_are_refused_in_one_line(read):
     ids = np.array([[1, 5, 2]], np.dtype(np.int32).newbyteorder())
-    with pytest.raises(InputError, match=r"of dtype [<>]i4 must be in this machine's byte order"):
-        ENTRANCES[name](random_params(CONFIG), ids)
+    refuse(lambda: read(ids), r"of dtype [<>]i4 must be in this machine's byte order")

@@ -1,9 +1,6 @@
 """What is published: a wheel and a source distribution, built, read, installed and tested."""
 
-import os
 import re
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -14,6 +11,7 @@ import yaml
 from packaging.metadata import Metadata
 
 import jax_transformer
+from tests.programs import run_python
 from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
@@ -34,13 +32,7 @@ print(jax_transformer.__file__, torch_reference.__file__)
 
 def run(*command, cwd, path=""):
     """Run Python, with a folder of packages; return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(path)}
-    command = [sys.executable, *map(str, command)]
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*command, cwd=cwd, environment={"PYTHONPATH": str(path)}).stdout
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +73,8 @@ def test_the_wheel_is_both_packages(built):
 def test_the_installed_wheel_runs(built, tmp_path):
     wheel, _ = built
     there = tmp_path / "installed"
-    run(
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--no-index",
-        "-q",
-        f"--target={there}",
-        wheel,
-        cwd=tmp_path,
-    )
+    options = "--no-deps --no-index -q".split()
+    run("-m", "pip", "install", *options, f"--target={there}", wheel, cwd=tmp_path)
     shape, paths = run("-c", FIRST_PROGRAM, cwd=tmp_path, path=there).splitlines()
     assert shape == "(1, 1, 4)"
     assert paths.split() == [str(there / name / "__init__.py") for name in PACKAGES]

@@ -1,14 +1,13 @@
 """What a type checker knows of the public face, by a user's program."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import jax_transformer
 import torch_reference
+from tests.programs import run_python
 
 PROGRAM = Path(__file__).parent / "user_program.py"
 
@@ -17,14 +16,10 @@ PROGRAM = Path(__file__).parent / "user_program.py"
 def test_a_users_program_is_checked_strictly(tmp_path):
     """optax has no types for others to read, so a user of mypy ignores that import too."""
     options = ["--strict", "--follow-imports=silent", "--ignore-missing-imports"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, f"--cache-dir={tmp_path}", PROGRAM],
-        cwd=PROGRAM.parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_python(
+        "-m", "mypy", *options, f"--cache-dir={tmp_path}", PROGRAM, cwd=PROGRAM.parents[2]
     )
-    assert done.stdout == "Success: no issues found in 1 source file\n", done.stdout + done.stderr
+    assert done.stdout == "Success: no issues found in 1 source file\n"
 
 
 def test_the_program_uses_every_function_of_the_public_face():

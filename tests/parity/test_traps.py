@@ -20,7 +20,7 @@ from jax_transformer.model.norms import norm
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import cross_entropy
 from jax_transformer.training.optimizer import optimizer_by_name
-from tests.models import random_params, small_config
+from tests.models import OTHERS, random_params, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, check_float32, error
 from tests.parity.precision import with_rounded_products
@@ -73,9 +73,9 @@ WRONG_MASKS = {
 
 @pytest.mark.parametrize("wrong", [None, *WRONG_MASKS])
 def test_queries_that_may_attend_to_nothing(wrong, monkeypatch):
-    def weights(scores, divisor, mask, bias, exponentials, softcap):
-        assert (bias, exponentials, softcap) == (None, "wide", None)
-        return jax.nn.softmax(WRONG_MASKS[wrong](scores / divisor, mask))
+    def weights(scores, mask, exponentials):
+        assert exponentials == "wide"
+        return jax.nn.softmax(WRONG_MASKS[wrong](scores, mask))
 
     config = small_config("torch_nn")
     params = random_params(config)["encoder"]["layers_0"]["self_attention"]
@@ -166,13 +166,14 @@ def _interleaved(x, rotation):
     return turned[..., jnp.argsort(jnp.array(pairs))]
 
 
-def _cap_after_the_mask(scores, divisor, mask, bias, softcap, **_):
-    scores = jnp.where(mask, scores / divisor, -10.0)
-    return jax.nn.softmax(soft_cap(scores, softcap))
+def _cap_after_the_mask(scores, mask, _):
+    """Hide a score by the lowest one that a cap leaves."""
+    return jax.nn.softmax(jnp.where(mask, scores, -WINDOWS["attention_softcap"]))
 
 
-def _cap_before_the_divisor(scores, divisor, mask, bias, softcap, **_):
-    return RIGHT_SOFTMAX(soft_cap(scores, softcap), divisor, mask, bias)
+def _cap_before_the_divisor(scores, softcap):
+    divisor = WINDOWS["attention_scale"] ** 0.5
+    return soft_cap(scores * divisor, softcap) / divisor
 
 
 def _other_groups(x, key_heads):
@@ -182,13 +183,13 @@ def _other_groups(x, key_heads):
     return RIGHT_GROUPS(x.reshape(batch, heads, queries, width), key_heads)
 
 
-RIGHT_ROTATE, RIGHT_SOFTMAX = functional.rotate, functional.masked_softmax
-RIGHT_GROUPS = functional.join_queries
+WINDOWS = OTHERS["windows"]
+RIGHT_ROTATE, RIGHT_GROUPS = functional.rotate, functional.join_queries
 WRONG_FUNCTIONS = [
     ("rotate", _interleaved),
     ("rotate", lambda x, rotation: x),
     ("masked_softmax", _cap_after_the_mask),
-    ("masked_softmax", _cap_before_the_divisor),
+    ("soft_cap", _cap_before_the_divisor),
     ("join_queries", _other_groups),
 ]
 
