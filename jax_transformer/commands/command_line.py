@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -137,7 +136,8 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
             forms, text = short.get(option.name, ()), part_helps[option.name]
             parser.add(option.name, types[option.name], text, default, *forms)
     if asks:
-        show_help(parser)
+        parser.print_help()
+        parser.exit()
     named = {
         name: checked(name, value, types[name], text=True)
         for name, value in parser.parse(argv).items()
@@ -149,12 +149,6 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
         else:
             named[name] = part(**values)
     return settings(**named)
-
-
-def show_help(parser: Parser) -> None:
-    """Print what the arguments mean, and exit."""
-    parser.print_help()
-    sys.exit(0)
 
 
 def declared_fields(settings: type) -> dict[str, Any]:
