@@ -160,7 +160,7 @@ def declared_fields(settings: type) -> dict[str, Any]:
 def described(documented: type) -> tuple[str, dict[str, str]]:
     """Return the text of a docstring, and that of each attribute, inherited ones too, by name.
 
-    On a command line, a value of None is a flag that is not named.
+    What an attribute says of None, the help says of a flag that is left out.
     """
     helps: dict[str, str] = {}
     for part in reversed(documented.__mro__):

@@ -1,4 +1,4 @@
-"""The one way to write a folder of files: all of them in a hidden folder, which takes its name.
+"""The one way to write a folder: into a hidden folder beside it, which is then renamed.
 
 A folder is the old one or the new one, whenever the process is killed. The next writer removes what
 a killed one has left; a reader changes nothing.
