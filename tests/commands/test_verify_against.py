@@ -14,7 +14,7 @@ from tests.models import small_config
 from tests.porting.recorded import write
 
 LAYOUT = "pre_norm_memory_norm"
-CONFIG = small_config(LAYOUT, num_encoder_layers=2, num_decoder_layers=1)
+CONFIG = small_config(LAYOUT, num_encoder_layers=1, num_decoder_layers=1)
 
 
 class Program(PreNormMemoryNorm):
