@@ -252,7 +252,7 @@ def write_adapter(
     folder, leaves = Path(folder), flatten(adapter)
     if os.path.lexists(folder) and not overwrite:
         raise exists_already(folder)
-    check_writable(folder, (SETTINGS, WEIGHTS))
+    check_writable(folder)
     check_adapter({path: np.shape(leaf) for path, leaf in leaves.items()}, parameter_shapes(config))
     layout = LAYOUT if family is None else get_family(family).layout
     tensors, targets, saved, kinds = {}, [], set(), set()

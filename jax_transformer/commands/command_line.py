@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -137,7 +136,8 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
             forms, text = short.get(option.name, ()), part_helps[option.name]
             parser.add(option.name, types[option.name], text, default, *forms)
     if asks:
-        show_help(parser)
+        parser.print_help()
+        parser.exit()
     named = {
         name: checked(name, value, types[name], text=True)
         for name, value in parser.parse(argv).items()
@@ -151,12 +151,6 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
     return settings(**named)
 
 
-def show_help(parser: Parser) -> None:
-    """Print what the arguments mean, and exit."""
-    parser.print_help()
-    sys.exit(0)
-
-
 def declared_fields(settings: type) -> dict[str, Any]:
     """Return the declared type of each field of a dataclass, inherited ones too, by name."""
     hints, fields = declarations(settings), dataclasses.fields(settings)
@@ -166,7 +160,7 @@ def declared_fields(settings: type) -> dict[str, Any]:
 def described(documented: type) -> tuple[str, dict[str, str]]:
     """Return the text of a docstring, and that of each attribute, inherited ones too, by name.
 
-    On a command line, a value of None is a flag that is not named.
+    What an attribute says of None, the help says of a flag that is left out.
     """
     helps: dict[str, str] = {}
     for part in reversed(documented.__mro__):

@@ -30,7 +30,7 @@ from jax_transformer.runs.arguments import (
 from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
-from jax_transformer.runs.initial_model import NO_MODEL, InitialModel, with_teacher
+from jax_transformer.runs.initial_model import InitialModel, with_teacher
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, exclusive_folder
 from jax_transformer.runs.signals import Stopped, stop_requests
@@ -191,31 +191,28 @@ def _check_not_taken(arguments: Arguments, resumed: CheckpointFolder | None) -> 
         raise InputError(f"{arguments.output}: another process went on with it; resume again")
 
 
-def check_values(arguments: Arguments, initial: InitialModel = NO_MODEL) -> None:
+def check_values(arguments: Arguments, initial: InitialModel) -> None:
     """Refuse arguments that cannot work, before any text is read."""
+    training = arguments.training
     check_path(arguments.store)
     arguments.denoisers()  # refuses noise that the objective cannot have
     if initial.tokenizer is None:
         config = check_model(arguments.model, arguments.vocab_size)
-    else:
-        config = model_config(arguments.model, initial.config or initial.tokenizer)
-    smallest = config
-    if initial.tokenizer is None:  # the text may have few characters
+        # The text may have few characters.
         fewest = max(config.pad_id, config.bos_id, config.eos_id) + 1
         smallest = dataclasses.replace(config, src_vocab_size=fewest, tgt_vocab_size=fewest)
-    check_training(smallest, arguments.training)
-    if arguments.training.lora_rank and arguments.init is None:
+    else:
+        smallest = config = model_config(arguments.model, initial.config or initial.tokenizer)
+    check_training(smallest, training)
+    if training.lora_rank and arguments.init is None:
+        raise InputError(f"lora_rank={training.lora_rank} needs a trained model: name it by init")
+    if training.bpe_dropout and (arguments.text or arguments.sentinels):
         raise InputError(
-            f"lora_rank={arguments.training.lora_rank} needs a trained model: name it by init"
+            f"bpe_dropout={training.bpe_dropout} is for pairs and a byte-pair encoding; set it to 0"
         )
-    if arguments.training.bpe_dropout and (arguments.text or arguments.sentinels):
-        raise InputError(
-            f"bpe_dropout={arguments.training.bpe_dropout} is for pairs and a byte-pair encoding; "
-            "set it to 0"
-        )
-    if arguments.training.bpe_dropout and initial.tokenizer is not None:
-        BPEDropout(initial.tokenizer, arguments.training.bpe_dropout)
-    if arguments.training.batching == "packed":
+    if training.bpe_dropout and initial.tokenizer is not None:
+        BPEDropout(initial.tokenizer, training.bpe_dropout)
+    if training.batching == "packed":
         check_packs(config)
     elif arguments.text:
         raise InputError("text is cut where rows end; set batching='packed'")

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax_transformer.commands.command_line import Parser, described, show_help
+from jax_transformer.commands.command_line import Parser, described
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import (
     check_mapping,
@@ -33,8 +33,6 @@ from jax_transformer.storage.yaml_file import read_yaml
 from jax_transformer.training.config import TrainingConfig
 
 PARTS = {"model": TransformerConfig, "training": TrainingConfig}  # of the settings
-
-
 # The headings of the help, by the first argument under each.
 HEADINGS = {"source": "text", "vocab_size": "tokenizer", "init": "initial model, teacher"}
 HEADINGS |= {"output": "run", "mesh": "devices and processes", "preset": "preset"}
@@ -121,7 +119,9 @@ def named_settings(argv: Sequence[str], command: str = "train") -> NamedSettings
             shown = ["dry_run", *shown[: shown.index("output")], "max_length", "seed"]
         shown = [name for name in shown if name not in DECIDED]
         usual = [name for name in shown if name in Arguments.USUAL]
-        show_help(_parser(named.arguments(), command, shown if asks_all else usual, not asks_all))
+        parser = _parser(named.arguments(), command, shown if asks_all else usual, not asks_all)
+        parser.print_help()
+        parser.exit()
     return named
 
 

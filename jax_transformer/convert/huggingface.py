@@ -396,7 +396,7 @@ def check_free(directory: Path, names: Collection[str], overwrite: bool) -> None
         )
     with errors_naming(directory, "cannot be written", OSError):
         directory.absolute().parent.stat()
-    check_writable(directory, names)
+    check_writable(directory)
     if stale := shards.stale_files(directory, names):
         raise InputError(
             f"{directory} holds {_few(stale)} of other weights, which could be read in the place "

@@ -77,7 +77,7 @@ def export_ctranslate2(
     """
     config = model.config
     check_expressible(config, EXPRESSIBLE, "CTranslate2", FREE)
-    check_writable(folder, ["model.bin"])
+    check_writable(folder)
     spec = _specification(config, jax.tree.map(float32, model.params))  # copies: it writes
     sources, targets = (_tokens(side) for side in (model.tokenizer.source, model.tokenizer.target))
     spec.register_source_vocabulary(sources)

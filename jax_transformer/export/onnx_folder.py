@@ -28,7 +28,7 @@ from jax_transformer.export.proof import (
     greedy_search,
     prove,
 )
-from jax_transformer.export.readme import README, write_readme
+from jax_transformer.export.readme import write_readme
 from jax_transformer.model.functional import sinusoidal_positions
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel
@@ -56,7 +56,7 @@ def export_onnx(model: TrainedModel, folder: Path) -> str:
     """
     config = model.config
     check_expressible(config, EXPRESSIBLE, "an ONNX export")
-    check_writable(folder, [README])
+    check_writable(folder)
     generation, params = greedy_search(model), jax.tree.map(float32, model.params)
     settings = {
         "start_token": model.generation.get("start_token", config.bos_id),

@@ -53,7 +53,7 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
     }
     for generation in searches.values():
         generation.check_model(config)
-    check_writable(folder, [f"decode_step{SUFFIX}"])
+    check_writable(folder)
     # What is compiled in; `max_new_tokens` is an argument of the programs.
     usual = vars(GenerationConfig(own.max_new_tokens))
     shown = {

@@ -14,7 +14,7 @@ import torch_reference
 from jax_transformer.convert.origin import Origin
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.export.proof import Proof, check_proof, float32, prove
-from jax_transformer.storage.folder import MODEL_FILES, check_writable, staged
+from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel, write
 
 
@@ -29,7 +29,7 @@ def export_torch(model: TrainedModel, folder: Path, origin: Origin | None = None
     Raises:
         InputError: The folder cannot be written, or a translation differs. Nothing is written.
     """
-    check_writable(folder, MODEL_FILES)
+    check_writable(folder)
     model = model._replace(params=jax.tree.map(float32, model.params))
     # The search of `torch_reference` is the plain one: it starts with BOS, and forces no token.
     proof = prove(model, GenerationConfig(model.config.max_length))

@@ -39,7 +39,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
             fault = "is not the output of a finished run and so is not overwritten"
             raise InputError(f"{directory}: {fault}; name another output, or delete it")
     with errors_naming(directory, "cannot be written; name another output", OSError):
-        check_writable(directory / MODEL, ())
+        check_writable(directory / MODEL)
 
 
 @contextlib.contextmanager

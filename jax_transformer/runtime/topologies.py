@@ -1,4 +1,4 @@
-"""What accelerators can do by their data sheets, and their devices, to compile without any.
+"""Data sheets of accelerators, and their devices as a target to compile for without having any.
 
 The compiler for TPUs is in libtpu, that for GPUs in JAX's plugin for CUDA (the extra "cuda"); both
 work without a device. XLA estimates the time of a GPU's kernels, those of cuDNN apart.

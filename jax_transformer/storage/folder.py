@@ -1,4 +1,4 @@
-"""The one way to write a folder of files: all of them in a hidden folder, which takes its name.
+"""The one way to write a folder: into a hidden folder beside it, which is then renamed.
 
 A folder is the old one or the new one, whenever the process is killed. The next writer removes what
 a killed one has left; a reader changes nothing.
@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from jax_transformer.errors import InputError
@@ -17,7 +17,6 @@ from jax_transformer.storage.writing import WRITING, exists_already, locked, to_
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-MODEL_FILES = (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json")  # of a model that this library trained
 # In the output of a run: the folders of its model and of its checkpoints, and its settings.
 MODEL, CHECKPOINTS, SETTINGS_FILE = "model", "run", "settings.yaml"
 ADAPTER = "adapter"  # its adapter, a folder of PEFT
@@ -41,10 +40,10 @@ def check_free(folder: Path, overwrite: bool) -> None:
                 f"{folder}: is not the folder of a trained model and so is not overwritten; name "
                 "another output, or delete it"
             )
-    check_writable(folder, MODEL_FILES)
+    check_writable(folder)
 
 
-def check_writable(folder: Path, names: Collection[str]) -> None:
+def check_writable(folder: Path) -> None:
     """Refuse a folder that `staged` cannot write; changes nothing on the disk."""
     with errors_naming(folder, "cannot be written; name another folder", OSError):
         if os.path.lexists(folder):

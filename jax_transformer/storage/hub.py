@@ -17,7 +17,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # the first kind that th
 
 
 def user_cache() -> Path | None:
-    """Return this library's by the XDG Base Directory Specification; None without a home folder."""
+    """Return this library's cache, by the XDG specification; None without a home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():  # the specification ignores a relative path
         return named / "jax-transformer"

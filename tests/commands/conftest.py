@@ -142,15 +142,9 @@ def weights(tmp_path, monkeypatch):
 def systems(tmp_path, monkeypatch):
     """Files of lines in the working folder: references and three systems; one is compressed."""
     monkeypatch.chdir(tmp_path)
-    for name, lines in (
-        ("references", REFERENCES),
-        ("better", BETTER),
-        ("worse", WORSE),
-        ("other", OTHER),
-    ):
+    texts = {"references": REFERENCES, "better": BETTER, "worse": WORSE, "other": OTHER}
+    for name, lines in (texts | {"short": ["a line"], "empty": []}).items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    for name, text in (("short", "a line\n"), ("empty", "")):
-        (tmp_path / name).write_text(text)
     (tmp_path / "better.gz").write_bytes(gzip.compress((tmp_path / "better").read_bytes()))
     return tmp_path
 

@@ -106,9 +106,8 @@ def main(home: Path, every: int) -> None:
     for options in ([], ["--overwrite"]):
         kept = copies.run("train", *command, *options)
         expected = result(output)
-        for copy in kept[
-            :: (4 if options else 1) * every
-        ]:  # most lie in the deletion of the old run
+        step = 4 * every if options else every  # most lie in the deletion of the old run
+        for copy in kept[::step]:
             shutil.rmtree(output)
             if copy.exists():
                 shutil.copytree(copy, output)

@@ -40,15 +40,12 @@ def test_there_and_back_is_bit_equal_and_loads_strictly(weights, layout_file, ru
     nn.Transformer(12, 2, 1, 1, 20, batch_first=True).load_state_dict(back, strict=True)
 
 
-@pytest.mark.parametrize("layout", [OF_FILE, (*OF_FILE, "--config=config.json")], ids=len)
-def test_a_layout_file_has_the_config(weights, layout_file, run, layout):
+BOTH = (*OF_FILE, "--config=config.json")
+
+
+@pytest.mark.parametrize("layout", [TORCH_NN, OF_FILE, BOTH], ids=["name", "file", "both"])
+def test_verify_agrees_block_by_block(weights, layout_file, run, layout):
     code, printed = run("verify", "weights.pt", *layout)
-    assert code == 0
-    assert "agrees" in printed
-
-
-def test_verify_agrees_block_by_block(weights, run):
-    code, printed = run("verify", "weights.pt", *TORCH_NN)
     assert code == 0
     assert "decoder.layers.0.cross_attention " in printed
     *_, verdict, note = printed.splitlines()

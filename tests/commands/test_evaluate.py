@@ -1,12 +1,10 @@
 """`jax-transformer evaluate`: what it prints is sacrebleu's, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 
 from jax_transformer.commands import main as cli
 from tests.commands.training import BETTER, OTHER, REFERENCES, WORSE
+from tests.programs import run_python
 
 
 def evaluated(capsys, *arguments):
@@ -15,8 +13,8 @@ def evaluated(capsys, *arguments):
 
 
 def sacrebleu(*arguments):
-    command = [sys.executable, "-m", "sacrebleu", "references", *arguments, "-m", "bleu", "chrf"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    options = ["references", *arguments, "-m", "bleu", "chrf"]
+    return run_python("-m", "sacrebleu", *options, cwd=".").stdout
 
 
 def test_each_measure_is_a_line_and_the_exact_matches_are_counted(systems, capsys):

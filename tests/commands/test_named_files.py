@@ -28,6 +28,7 @@ from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import count_lines, open_stream, open_text
 from jax_transformer.translation.model_folder import load
 from jax_transformer.translation.resumable_file import resumable_file
+from tests.fuzz.mutations import PLACE_CHANGES
 from tests.tiers import tiered
 
 
@@ -73,37 +74,21 @@ ANY_BYTES = {"digest", "lines", "open text", "training text", "log"}
 NEVER_MISSING = {"log", "nonfinite batches", "state of a translation"}
 
 
-def place(path, kind):
-    """Put what is no readable file at a path."""
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "long":
-        path.touch()
-        os.truncate(path, 2**40)
-    elif kind == "bytes":
-        path.write_bytes(b"\xff\xfe\x00\xd8" * 100)
-
-
-RIGHT = {"long": ANY_SIZE, "missing": NEVER_MISSING, "bytes": ANY_BYTES}
-CASES = [
-    (reader, kind)
-    for reader in READERS
-    for kind in ("fifo", "folder", "missing", "device", "long", "bytes")
-    if reader not in RIGHT.get(kind, ())
-]
+# What is put in the place of the file: the readers to which it is right.
+KINDS = dict.fromkeys(("a FIFO", "a folder", "a link to /dev/zero"), ())
+KINDS |= {"64 GiB of zeros": ANY_SIZE, "removed": NEVER_MISSING, "bytes": ANY_BYTES}
+CASES = [(reader, kind) for reader in READERS for kind in KINDS if reader not in KINDS[kind]]
 EVERY_KIND = ("settings", "weights", "open text")  # one reader of each sort of file
-QUICK = [case for case in CASES if case[0] in EVERY_KIND or case[1] == "fifo"]
+QUICK = [case for case in CASES if case[0] in EVERY_KIND or case[1] == "a FIFO"]
 
 
 @pytest.mark.parametrize("case", tiered(CASES, quick=QUICK), ids=" ".join)
 def test_what_is_not_a_readable_file_is_one_line_at_once(tmp_path, case):
     reader, kind = case
     name, read = READERS[reader]
-    place(tmp_path / name, kind)
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00\xd8" * 100)
+    if kind in PLACE_CHANGES:
+        PLACE_CHANGES[kind](tmp_path / name)
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as refused:

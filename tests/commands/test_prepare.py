@@ -43,29 +43,23 @@ def test_a_training_uses_what_was_prepared(corpus, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == printed
 
 
-def test_arguments_that_do_not_concern_the_text_change_nothing(corpus, monkeypatch):
-    prepare(*arguments(corpus, *OPTIONS))
-    kept = prepared_files()
-    monkeypatch.setattr(text_prepare, "prepare", None)
-    prepare(*arguments(corpus, *OPTIONS, "--dropout=0.3", "--bpe-dropout=0.1"))
-    assert prepared_files() == kept
-    with pytest.raises(TypeError):  # other pairs are kept: this is another corpus
-        prepare(*arguments(corpus, *OPTIONS, "--max-ratio=8"))
-
-
-def test_a_dry_run_reports_the_same_and_keeps_no_text(corpus, capsys):
+def test_a_dry_run_keeps_nothing_and_arguments_of_no_text_change_nothing(
+    corpus, monkeypatch, capsys
+):
     options = arguments(corpus, *OPTIONS)
     prepare(*options, "--dry-run")
     reported = capsys.readouterr().out.splitlines()
+    missing = refused("prepare", *options, "--source=nowhere")
+    assert missing.startswith("error: nowhere is no readable text")
     assert prepared_files() == []
     prepare(*options)
     assert reported == capsys.readouterr().out.splitlines()[:1]
-
-
-def test_a_text_that_is_not_there_is_refused(corpus):
-    line = refused("prepare", *arguments(corpus, *OPTIONS, "--source=nowhere"))
-    assert line.startswith("error: nowhere is no readable text")
-    assert prepared_files() == []
+    kept = prepared_files()
+    monkeypatch.setattr(text_prepare, "prepare", None)
+    prepare(*options, "--dropout=0.3", "--bpe-dropout=0.1")
+    assert prepared_files() == kept
+    with pytest.raises(TypeError):  # other pairs are kept: this is another corpus
+        prepare(*options, "--max-ratio=8")
 
 
 def test_bad_lines_are_skipped_and_columns_chosen_by_the_command(corpus, capsys):

@@ -33,7 +33,11 @@ def test_known_names_are_recognised(run):
 
 def test_with_a_recording_the_layout_is_that_of_the_program(recordings, run, tmp_path):
     weights, recorded = str(recordings / "letters.safetensors"), str(recordings / "letters.pt")
-    code, printed = run("suggest", weights, "--against", recorded, "--output", "mine.toml")
+    options = ("--against", recorded, "--output", "mine.toml")
+    (tmp_path / "mine.toml").write_text("kept")
+    assert "already exists" in run("suggest", weights, *options)[0]
+    assert (tmp_path / "mine.toml").read_text() == "kept"
+    code, printed = run("suggest", weights, *options, "--overwrite")
     assert code == 0, printed
     assert "memory_norm = True\n" in printed
     assert "logits in JAX: " in printed
@@ -49,12 +53,6 @@ def test_with_a_recording_the_layout_is_that_of_the_program(recordings, run, tmp
     code, printed = run("verify", weights, "--layout", "wrong.toml", "--against", recorded)
     assert code == 1
     assert "a differs from b, first in " in printed
-    (tmp_path / "taken.toml").write_text("kept")
-    options = ("--against", recorded, "--output", "taken.toml")
-    assert "already exists" in run("suggest", weights, *options)[0]
-    assert (tmp_path / "taken.toml").read_text() == "kept"
-    assert run("suggest", weights, *options, "--overwrite")[0] == 0
-    assert convert.read_layout(tmp_path / "taken.toml") == read
 
 
 def test_a_model_outside_the_configs_writes_nothing(recordings, run, tmp_path):

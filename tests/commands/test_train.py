@@ -30,7 +30,7 @@ from jax_transformer.runs.model_settings import DECIDED
 from jax_transformer.text import number_words, store
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.translation.model_folder import load
-from tests.commands.training import SMALL, arguments, checked, program, refusal
+from tests.commands.training import SMALL, TEXT, arguments, checked, program, refusal
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -54,11 +54,9 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
     assert "compiling the training step for 1 batch shape\ncompiled in " in shown
     evaluated = r"step (\d+): validation loss \d\.\d{3} nats a token\nBLEU = .*\nchrF2 = .*\n"
     assert re.findall(evaluated, shown)[-1] == "12"  # nothing stands between them in a log
-    assert re.search(r"model of step \d+ written to model\n", shown)
     sample = r"  source:      ab\n  translation: .*\n  reference:   AB\n"
     assert len(re.findall(sample, shown)) == 1  # at the end, and not at each evaluation
     assert re.search(r"BLEU = \d+\.\d\d .*nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp", shown)
-    assert "chrF2 = " in shown
     assert re.search(r"wall time, compilation included: \d+ s", shown)
     assert shown.endswith(
         "to translate: jax-transformer translate model < FILE\n"
@@ -72,6 +70,11 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
     assert [report["step"] for report in evaluated] == [5, 10, 12]
     assert all(0 <= report["validation_bleu"] <= 100 for report in evaluated)
     assert [report["rejected"] for report in reports if "loss" in report] == [0] * 3
+    # What the last evaluation has shown is not shown again.
+    (best,) = re.findall(r"model of step (\d+) written to model\n", shown)
+    assert shown.count("BLEU = ") == len(evaluated) + (best != "12")
+    assert shown.count("chrF2 = ") == shown.count("BLEU = ")
+    assert shown.count("reference:   ABBA\n") == 1
 
     monkeypatch.setattr(
         sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"ab\n\nb a\n")))
@@ -80,15 +83,6 @@ def test_files_to_checkpoint_to_translations(first_run, monkeypatch, capsysbinar
     translated = capsysbinary.readouterr().out.decode().split("\n")
     assert len(translated) == 4
     assert translated[1] == translated[3] == ""
-
-
-def test_what_the_last_evaluation_has_shown_is_not_shown_again(first_run):
-    _, shown = first_run
-    (best,) = re.findall(r"model of step (\d+) written", shown)
-    evaluations = 3
-    assert shown.count("BLEU = ") == evaluations + (best != "12")
-    assert shown.count("chrF2 = ") == shown.count("BLEU = ")
-    assert shown.count("reference:   ABBA\n") == 1
 
 
 def test_help_is_short_and_speaks_of_no_constants_of_the_code(capsys):
@@ -322,9 +316,7 @@ def test_a_directory_with_more_than_a_beginning_is_kept(begun, corpus, capsys):
         line = refusal(capsys, *arguments(corpus, "--output=model", "--overwrite"))
         assert line.endswith("is not overwritten; name another output, or delete it"), kept
         shutil.rmtree(begun / Path(kept).parts[0])
-
-
-def test_evaluations_without_a_checkpoint_are_replaced_by_who_says_so(begun, corpus, capsys):
+    # Evaluations without a checkpoint are replaced by who says so.
     (begun / "metrics.jsonl").write_text('{"step": 10, "validation_loss": 5.5}\n')
     line = refusal(capsys, *arguments(corpus, "--output=model"))
     assert "model: exists already; name another output, overwrite it" in line
@@ -359,31 +351,30 @@ def test_a_run_that_is_refused_leaves_no_folder(corpus, monkeypatch):
         Path("new/model/settings.yaml").write_text("")  # of an earlier run
 
 
-def test_an_output_that_another_run_has_taken_in_the_meantime_is_kept(
-    first_run, corpus, monkeypatch
+RESUMED = ["--output=base", "--resume", "--steps=17"]
+
+
+@pytest.mark.parametrize(
+    ("copied", "place", "options", "message"),
+    [
+        ("base", "model", [*TEXT, *SMALL, "--output=model"], "model: exists already"),
+        ("base/run/12", "base/run/15", RESUMED, "base: another process went on with it; resume"),
+    ],
+    ids=["begun", "resumed"],
+)
+def test_an_output_that_another_process_has_taken_in_the_meantime_is_kept(
+    base, monkeypatch, copied, place, options, message
 ):
     read = train.read_and_encode_text
 
-    def overtaken(*options):
-        shutil.copytree(first_run[0] / "model", "model")
-        return read(*options)
+    def overtaken(*read_of):
+        shutil.copytree(copied, place)
+        return read(*read_of)
 
     monkeypatch.setattr(train, "read_and_encode_text", overtaken)
-    with pytest.raises(SystemExit, match="model: exists already"):
-        program(*arguments(corpus, "--output=model"))
-    assert Path("model/run/12").is_dir()
-
-
-def test_a_run_that_another_process_went_on_with_is_refused(finished, monkeypatch):
-    read = train.read_and_encode_text
-
-    def overtaken(*options):
-        shutil.copytree("model/run/12", "model/run/15")
-        return read(*options)
-
-    monkeypatch.setattr(train, "read_and_encode_text", overtaken)
-    with pytest.raises(SystemExit, match="model: another process went on with it; resume again"):
-        program("--output=model", "--resume", "--steps=17")
+    with pytest.raises(SystemExit, match=message):
+        program(*options)
+    assert Path(place).is_dir()
 
 
 def test_two_runs_that_start_at_once_without_an_output_take_two(tmp_path, monkeypatch):

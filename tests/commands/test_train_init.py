@@ -22,7 +22,7 @@ from jax_transformer.runs.checkpoints import read_step
 from jax_transformer.runs.metrics import read_metrics
 from jax_transformer.tokenizers import read_byte_pair, read_files, separate, train_byte_pair
 from jax_transformer.translation.model_folder import load, read_origin, save
-from tests.commands.training import SMALL, TEXT, WORDS, program, refusal
+from tests.commands.training import SMALL, TEXT, WORDS, checked, program, refusal
 from tests.models import random_params, tiny_model
 from tests.runs.runs import quiet, same_bits
 
@@ -271,5 +271,5 @@ def test_a_run_starts_from_a_name_of_the_hub_which_it_keeps(base, monkeypatch, c
     shown = capsys.readouterr().out
     assert "WARNING: warmup_steps=1, steps=1: the learning rate does not reach its peak" in shown
     assert yaml.safe_load(Path("own/settings.yaml").read_text())["init"] == "somebody/a-model"
-    program("--output=own", "--resume", "--steps=2")
+    checked("--output=own", "--resume", "--steps=2")
     assert "resumed at step 1 of 2" in capsys.readouterr().out

@@ -20,7 +20,6 @@ REFUSED = "refused in one line"
 SAME = "accepted with equal results"
 OTHER = "accepted as another input"
 LONGEST_REFUSAL = 1010  # characters of a line
-USAGE_LINES = 40  # of the parser's message about a flag, which shows the flags that are like it
 REPORT_LINES = 20  # of a report on tensors that do not fit, as a command prints it
 HASHED = 2**26  # bytes; of a longer file the size and the time are compared
 MOST_GROWTH = 300 * 2**20  # bytes of memory that one attempt may take
@@ -31,10 +30,6 @@ Attempt = tuple[Callable[[], str], tuple[Path, ...]]
 
 class Fault(AssertionError):
     """A broken promise of the library."""
-
-
-class UsageError(Exception):
-    """The parser of the command line refused a flag; the message is what it printed."""
 
 
 @dataclass
@@ -52,7 +47,7 @@ class Found:
         resident, started = memory("VmRSS"), time.monotonic()
         try:
             outcome = run()
-        except (InputError, UsageError) as error:
+        except InputError as error:
             changed = [path for path in guarded if tree_digest(path) != before[path]]
             if changed:
                 raise Fault(f"refused ({error}) after it changed {changed}") from error
@@ -72,13 +67,11 @@ def memory(name: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def is_short(error: InputError | UsageError) -> bool:
-    """Return whether a refusal is one line, or a report on tensors, or a frame about a flag."""
+def is_short(error: InputError) -> bool:
+    """Return whether a refusal is one line, or a report on tensors."""
     lines = str(error).splitlines()
     if isinstance(error, ConversionError):
         return bool(lines)
-    if isinstance(error, UsageError):
-        return 0 < len(lines) <= USAGE_LINES
     most = REPORT_LINES if lines and "nothing was converted" in lines[0] else 1
     return 0 < len(lines) <= most and max(map(len, lines)) <= LONGEST_REFUSAL
 
@@ -117,8 +110,6 @@ def command(arguments: Sequence[str], stdin: bytes = b"") -> bytes:
         return printed
     if isinstance(code, str):
         code, written = 1, f"{written}{code}\n"
-    if code == 2:
-        raise UsageError(written)
     message = written[written.find("error: ") :]  # notes may stand before it
     if code != 1 or not message.startswith("error: "):
         raise Fault(f"exit code {code} with this on standard error:\n{written[-3000:]}")

@@ -1,14 +1,12 @@
 """Devices of TPU slices on a machine without a TPU."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.topologies import DEVICES, ENVIRONMENT, data_sheet, topology_devices
+from tests.programs import run_python
 
 SLICES = {
     "v4:2x2x1": (4, "TPU v4"),
@@ -28,21 +26,16 @@ def test_a_slice_has_one_device_for_each_chip(name):
     assert {device.platform for device in devices} == {"tpu"}
 
 
-def test_variables_that_the_user_has_set_stay():
+def test_variables_that_the_user_has_set_stay(monkeypatch):
     pytest.importorskip("libtpu")
     code = (
         "import os; from jax_transformer.runtime.topologies import topology_devices;"
         "topology_devices('v5e:1x1');"
         "print(*(os.environ[name] for name in ('TPU_WORKER_HOSTNAMES', 'TPU_SKIP_MDS_QUERY')))"
     )
-    environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment | {"TPU_WORKER_HOSTNAMES": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    done = run_python("-c", code, environment={"TPU_WORKER_HOSTNAMES": "127.0.0.1"})
     assert done.stdout == "127.0.0.1 1\n"
     assert done.stderr == ""  # libtpu is quiet
 

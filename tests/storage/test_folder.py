@@ -124,7 +124,7 @@ def test_a_system_that_cannot_exchange_renames_twice(folder, monkeypatch):
 def test_a_folder_inside_is_refused_and_nothing_is_changed(folder):
     (folder / "run").mkdir()
     before = contents(folder)
-    for refusing in (lambda: check_writable(folder, NEW), lambda: write(folder)):
+    for refusing in (lambda: check_writable(folder), lambda: write(folder)):
         with pytest.raises(InputError, match=r"run: is a folder, which would not be in the new"):
             refusing()
     assert contents(folder) == before
@@ -185,7 +185,7 @@ def test_a_planted_link_in_place_of_an_older_folder_is_not_followed(tmp_path):
 def test_a_mount_point_is_refused(folder, monkeypatch):
     monkeypatch.setattr(os.path, "ismount", lambda path: path == folder)
     with pytest.raises(InputError, match="is a link, a mount point or not a folder"):
-        check_writable(folder, NEW)
+        check_writable(folder)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -15,6 +15,7 @@ from jax_transformer.storage.reading import (
     read_text,
 )
 from jax_transformer.storage.yaml_file import read_yaml
+from tests.fuzz.mutations import PLACE_CHANGES
 
 READERS = {
     "bytes": lambda path: read_bytes(path, "cannot be read", 100),
@@ -32,17 +33,13 @@ def one_short_line(refused):
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("kind", ["fifo", "folder", "missing", "device", "long", "NUL", "dangling"])
+@pytest.mark.parametrize("kind", [*PLACE_CHANGES, "too long", "NUL"])
 def test_what_is_no_regular_file_of_a_bounded_size_is_refused(tmp_path, reader, kind):
     path = tmp_path / ("a\0b" if kind == "NUL" else "file")
-    make = {
-        "fifo": lambda: os.mkfifo(path),
-        "folder": path.mkdir,
-        "device": lambda: path.symlink_to("/dev/zero"),
-        "dangling": lambda: path.symlink_to("nowhere"),
-        "long": lambda: path.write_bytes(b"\n" * (2**17 + 1)),
-    }
-    make.get(kind, lambda: None)()
+    if kind != "NUL":
+        path.write_bytes(b"\n" * (2**17 + 1))
+    if kind in PLACE_CHANGES:
+        PLACE_CHANGES[kind](path)
     with pytest.raises(InputError, match=r"cannot be read|is not? ") as refused:
         READERS[reader](path)
     shown = str(path).replace("\0", r"\x00")

@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from jax_transformer.storage.weights.checks import (
 from jax_transformer.storage.writing import staged_file
 
 NPZ = ".npz"
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+FORMATS = {".safetensors": safetensors_file, NPZ: npz_file, **dict.fromkeys(TORCH, torch_file)}
 
 
 def read(
@@ -53,13 +56,13 @@ def read(
     """
     path = Path(path)
     with _opened(path) as file:
-        if _holds_tensors_alone(path):
-            if key is not None:
-                raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
-            read_tensors = npz_file.read if path.suffix == NPZ else safetensors_file.read
-            tensors = read_tensors(path, file, reads)
-        else:
+        kind = _format(path)
+        if kind is torch_file:
             tensors = torch_file.read(path, file, key)
+        elif key is None:
+            tensors = kind.read(path, file, reads)
+        else:
+            raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
     if tensors and not any(array.size for array in tensors.values()):
         raise WeightFileError(f"{path}: all {len(tensors):,} tensors are empty")
     return {name: x for name, x in tensors.items() if reads is None or reads(name)}
@@ -72,7 +75,7 @@ def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarra
         WeightFileError: As for `read`.
     """
     path = Path(path)
-    if _holds_tensors_alone(path):
+    if _format(path) is not torch_file:
         return None, read(path)
     with _opened(path) as file:
         return torch_file.read_usual(path, file)
@@ -86,8 +89,8 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     """
     path = Path(path)
     with _opened(path) as file:
-        is_safetensors = _holds_tensors_alone(path) and path.suffix != NPZ
-        return safetensors_file.read_metadata(path, file) if is_safetensors else {}
+        kind = _format(path)
+        return safetensors_file.read_metadata(path, file) if kind is safetensors_file else {}
 
 
 def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
@@ -127,8 +130,8 @@ def write(
     """
     path, metadata = Path(path), dict(metadata or {})
     check_target(path, overwrite)
-    alone = _holds_tensors_alone(path)
-    if metadata and not (alone and path.suffix != NPZ):
+    kind = _format(path)
+    if metadata and kind is not safetensors_file:
         raise WeightFileError(f"{path}: only .safetensors files hold metadata; leave it out")
     storable: dict[int, np.ndarray] = {}
     for name, tensor in tensors.items():
@@ -142,22 +145,20 @@ def write(
         errors_naming(path, "cannot be written", OSError, RuntimeError, error=WeightFileError),
         staged_file(path) as temporary,
     ):
-        if path.suffix == NPZ:
-            npz_file.write(temporary, arrays)
-        elif alone:
+        if kind is safetensors_file:
             safetensors_file.write(temporary, arrays, metadata)
         else:
-            torch_file.write(temporary, arrays)
+            kind.write(temporary, arrays)
 
 
 def _opened(path: Path) -> io.BufferedReader:
     return open_regular(path, "cannot be read", error=WeightFileError)
 
 
-def _holds_tensors_alone(path: Path) -> bool:
-    """Return whether a file of this name holds nothing but tensors; refuse an unknown ending."""
-    if path.suffix not in (".safetensors", NPZ, ".pt", ".pth", ".bin", ".ckpt"):
+def _format(path: Path) -> ModuleType:
+    """Return the module that reads and writes files of this name; refuse an unknown ending."""
+    if path.suffix not in FORMATS:
         raise WeightFileError(
             f"{path}: the name must end in .safetensors, .npz, .pt, .pth, .bin or .ckpt"
         )
-    return path.suffix in (".safetensors", NPZ)
+    return FORMATS[path.suffix]

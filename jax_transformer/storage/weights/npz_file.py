@@ -15,9 +15,7 @@ from jax_transformer.storage.weights.checks import WeightFileError, check_dtype,
 FAULTS = (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, MemoryError)
 
 
-def read(
-    path: Path, file: BinaryIO, reads: Callable[[str], bool] | None = None
-) -> dict[str, np.ndarray]:
+def read(path: Path, file: BinaryIO, reads: Callable[[str], bool] | None) -> dict[str, np.ndarray]:
     """Return the arrays of an open file that `reads` names; nothing in it is unpickled."""
     arrays: dict[str, np.ndarray] = {}
     with (

@@ -29,9 +29,7 @@ from jax_transformer.storage.weights.checks import (
 _DIGEST = "sha256"
 
 
-def read(
-    path: Path, file: BinaryIO, reads: Callable[[str], bool] | None = None
-) -> dict[str, np.ndarray]:
+def read(path: Path, file: BinaryIO, reads: Callable[[str], bool] | None) -> dict[str, np.ndarray]:
     """Return the arrays of an open file that `reads` names; digests in the file are verified."""
     metadata, entries = _read_header(path, file)
     digests = _stored_digests(path, metadata, entries)

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import zipfile
 
 import jax.numpy as jnp
@@ -19,6 +17,7 @@ from jax_transformer.storage import weights as weight_files
 from jax_transformer.storage.weights import safetensors_file
 from jax_transformer.storage.weights.checks import DTYPES, WeightFileError
 from tests.convert.tools import same_bits
+from tests.programs import run_python
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -156,7 +155,7 @@ assert weight_files.read(sys.argv[1])["weight"].sum() == 6
 assert weight_files.read_metadata(sys.argv[1]) == {"heads": "8"}
 assert "torch" not in sys.modules, "torch was imported"
 """
-    subprocess.run([sys.executable, "-c", program, tmp_path / "w.safetensors"], check=True)
+    run_python("-c", program, tmp_path / "w.safetensors")
 
 
 def test_nested_state_dict_is_picked_by_key(tmp_path):

@@ -119,27 +119,19 @@ BAD = {
     "list": ([FIRST], "weight_map must be an object"),
     "empty": ({}, "weight_map must be an object"),
     "absent": (None, "weight_map must be an object"),
+    "twice": ('{"weight_map": {"a": 1, "a": 2}}', f"{INDEX_FILE}: the name 'a' occurs 2 times"),
+    "no JSON": ('{"weight_map": NaN', f"{INDEX_FILE} is no readable JSON"),
+    "huge": ('{"weight_map": {}}' + " " * 2**20, f"{INDEX_FILE} is no regular file of at most"),
 }
 
 
-@pytest.mark.parametrize(("weight_map", "message"), BAD.values(), ids=BAD)
-def test_an_index_that_disagrees_is_refused(folder, weight_map, message):
-    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(WeightFileError, match=message) as refused:
+@pytest.mark.parametrize(("index", "message"), BAD.values(), ids=BAD)
+def test_an_index_that_disagrees_or_is_damaged_is_refused(folder, index, message):
+    is_text = isinstance(index, str)
+    (folder / INDEX_FILE).write_text(index if is_text else json.dumps({"weight_map": index}))
+    with pytest.raises(InputError if is_text else WeightFileError, match=message) as refused:
         read_weights(folder)
     assert "\n" not in str(refused.value)
-
-
-def test_a_damaged_or_huge_index_is_refused(folder):
-    for text, message in {
-        b'{"weight_map": {"w0": "a.safetensors", "w0": "b.safetensors"}}': "'w0' occurs 2 times",
-        b'{"weight_map": NaN': "is no readable JSON",
-        b'{"weight_map": {}}' + b" " * 2**20: "no regular file of at most",
-    }.items():
-        (folder / INDEX_FILE).write_bytes(text)
-        with pytest.raises(InputError, match=message) as refused:
-            read_weights(folder)
-        assert INDEX_FILE in str(refused.value)
 
 
 def test_links_to_shards_are_followed_and_other_things_are_no_files(folder, tmp_path_factory):
