@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
+from jax_transformer.decoding.hypotheses import Hypotheses, State
+from jax_transformer.decoding.rules import Rules
 from jax_transformer.decoding.search import (
     NO_LIMIT,
     best_hypotheses,
@@ -36,12 +37,12 @@ class Group(NamedTuple):
     Attributes:
         members: Caller's id of the source in each of the first rows; further rows are filler.
         src: Source ids [G, S].
-        selection: How their tokens are selected, as `make_selection` returns it.
+        rules: Of these sources, as `make_rules` returns them.
     """
 
     members: Sequence[int]
     src: Int32[np.ndarray, "G S"]
-    selection: Selection
+    rules: Rules
 
 
 class Ended(NamedTuple):
@@ -61,7 +62,7 @@ class Slots(NamedTuple):
     """The arrays of a search whose sources began at different steps."""
 
     state: State
-    row_selection: dict[str, Array]  # what `Selection.rows` names, of the source in each slot
+    row_rules: dict[str, Array]  # what `Rules.of_rows` names, of the source in each slot
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -91,10 +92,10 @@ class SlotSearch:
     execution: SearchExecution
     members: Int32[np.ndarray, " C"] = dataclasses.field(init=False)
     # These come with the first group: the parameters as the steps read them, the slots, what is
-    # common to the selections of all groups, and the group that entered last, encoded.
+    # common to the rules of all groups, and the group that entered last, encoded.
     _arranged: tuple[Params, ...] = ()
     _slots: Slots | None = None
-    _selection: Selection | None = None
+    _rules: Rules | None = None
     _group: Slots | None = None
 
     def __post_init__(self) -> None:
@@ -123,9 +124,7 @@ class SlotSearch:
                 self.params,
                 self.configs,
                 group.src,
-                None,
-                None,
-                group.selection,
+                group.rules,
                 target_length=self.target_length,
                 beam_size=self.beam_size,
                 execution=self.execution,
@@ -146,7 +145,7 @@ class SlotSearch:
             self._slots,
             self._group,
             places.astype(np.int32),
-            self._selection,
+            self._rules,
             most_running=np.int32(0 if until_free is None else self.num_slots - until_free),
             most_steps=np.int32(most_steps),
             execution=self.execution,
@@ -162,7 +161,7 @@ class SlotSearch:
             self.params,
             self.configs,
             group.src,
-            group.selection,
+            group.rules,
             source_length=self.source_length,
             target_length=self.target_length,
             beam_size=self.beam_size,
@@ -176,7 +175,7 @@ class SlotSearch:
             for tree, config in zip(self.params, self.configs, strict=True)
         )
         self._slots = _empty(self._group, self.num_slots)
-        self._selection = group.selection
+        self._rules = group.rules
 
 
 def _ended(
@@ -205,39 +204,37 @@ def _enter(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "G S"],
-    selection: Selection,
+    rules: Rules,
     source_length: int,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
 ) -> Slots:
     """Return a group before its first token."""
-    rows = selection.rows()
-    if "source" in rows:  # filled by what equals no token
-        added = (0, 0), (0, source_length - src.shape[1])
-        rows["source"] = jnp.pad(rows["source"], added, constant_values=configs[0].tgt_vocab_size)
+    row_rules = rules.of_rows()
+    if "source" in row_rules:  # filled by what equals no token
+        added, none = ((0, 0), (0, source_length - src.shape[1])), configs[0].tgt_vocab_size
+        row_rules["source"] = jnp.pad(row_rules["source"], added, constant_values=none)
     state = first_state(
         params,
         configs,
         src,
-        None,
-        None,
-        selection,
+        rules,
         target_length,
         beam_size,
         execution,
         memory_length=source_length,
     )
-    return Slots(state, rows)
+    return Slots(state, row_rules)
 
 
 @partial(jax.jit, static_argnames="num_slots")
 def _empty(group: Slots, num_slots: int) -> Slots:
     """Return slots in which nothing runs, of the shapes of a group."""
-    state, rows = jax.tree.map(
+    state, row_rules = jax.tree.map(
         lambda x: jnp.broadcast_to(x[:1], (num_slots, *x.shape[1:])) if x.ndim else x, group
     )
-    return Slots(state._replace(ended=jnp.ones(num_slots, bool)), rows)
+    return Slots(state._replace(ended=jnp.ones(num_slots, bool)), row_rules)
 
 
 @partial(jax.jit, static_argnames=("configs", "execution"), donate_argnames="slots")
@@ -247,7 +244,7 @@ def _advance(
     slots: Slots,
     group: Slots,
     places: Int32[Array, " G"],
-    selection: Selection,
+    rules: Rules,
     most_running: Int32[Array, ""],
     most_steps: Int32[Array, ""],
     execution: SearchExecution,
@@ -261,12 +258,12 @@ def _advance(
     def put(old: Array, new: Array) -> Array:
         return old.at[places].set(new, mode="drop") if old.ndim else old
 
-    state, rows = jax.tree.map(put, slots, group)
+    state, row_rules = jax.tree.map(put, slots, group)
     caches = tuple(_entered(cache, places) for cache in state.caches)
-    state, selection = state._replace(caches=caches), selection.with_rows(rows)
-    state = take_steps(params, configs, state, selection, (most_running, most_steps), execution)
-    found = best_hypotheses(state, selection)
-    return Slots(state, rows), state.ended, found, state.failed_at
+    state, rules = state._replace(caches=caches), rules.replace(**row_rules)
+    state = take_steps(params, configs, state, rules, (most_running, most_steps), execution)
+    found = best_hypotheses(state, rules)
+    return Slots(state, row_rules), state.ended, found, state.failed_at
 
 
 def _entered(cache: Cache, places: Int32[Array, " G"]) -> Cache:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.sampling import check_sampling
 from jax_transformer.decoding.search import NO_LIMIT
 from jax_transformer.decoding.slots import Ended, Group, SlotSearch
@@ -217,8 +217,8 @@ class TextSearch:
             places = np.array([(source.line, source.sentence) for source in rows], np.uint32)
             keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(places)
         src = src.astype(np.int32)
-        selection = make_selection(pool.generation, config, src, None, np.array(limits), keys)
-        return Group(members, src, selection)
+        rules = make_rules(pool.generation, config, src, None, np.array(limits), keys)
+        return Group(members, src, rules)
 
     def found(self, ended: Ended, source: Source) -> list[Translation]:
         """Return the translations of a source that has ended.
