@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import Hypotheses, State
 from jax_transformer.decoding.rules import Rules
 from jax_transformer.decoding.search import (
@@ -32,7 +33,7 @@ from jax_transformer.model.transformer import Params
 
 
 class Group(NamedTuple):
-    """Sources that enter the slots together; each group of a search has as many rows.
+    """Sources that enter the slots together.
 
     Attributes:
         members: Caller's id of the source in each of the first rows; further rows are filler.
@@ -75,21 +76,25 @@ class SlotSearch:
     Attributes:
         params: Parameters of each model.
         configs: Config of each model.
+        generation: Options of the search; each group has rules of its own.
         num_slots: Number C of slots.
+        group_size: Number G of rows of each group.
         source_length: Length S of the memory in a slot, at least that of each group.
         target_length: Number L of positions of a slot, at least the limit of each source.
-        beam_size: Number N of hypotheses of a source.
         execution: How the models are executed.
+        waiting: Caller's ids of the sources that have not entered, for the caller.
         members: Caller's id of the source in each of the C slots, or -1.
     """
 
     params: tuple[Params, ...]
     configs: tuple[TransformerConfig, ...]
+    generation: GenerationConfig
     num_slots: int
+    group_size: int
     source_length: int
     target_length: int
-    beam_size: int
     execution: SearchExecution
+    waiting: list[int] = dataclasses.field(default_factory=list)
     members: Int32[np.ndarray, " C"] = dataclasses.field(init=False)
     # These come with the first group: the parameters as the steps read them, the slots, what is
     # common to the rules of all groups, and the group that entered last, encoded.
@@ -106,6 +111,11 @@ class SlotSearch:
         """Number of slots in which nothing runs."""
         return int(np.sum(self.members < 0))
 
+    @property
+    def runs(self) -> bool:
+        """Whether a source is in a slot."""
+        return self.num_free < self.num_slots
+
     def advance(
         self, group: Group | None, until_free: int | None = None, most_steps: int = NO_LIMIT
     ) -> list[Ended]:
@@ -118,7 +128,7 @@ class SlotSearch:
         """
         is_first = group is not None and self._slots is None
         is_last = until_free is None and most_steps == NO_LIMIT
-        if is_first and is_last and len(group.src) == self.num_slots:
+        if is_first and is_last and self.group_size == self.num_slots:
             # All sources that there are fill the slots: one search, as that of `generate`.
             hypotheses, failed_at = search(
                 self.params,
@@ -126,14 +136,14 @@ class SlotSearch:
                 group.src,
                 group.rules,
                 target_length=self.target_length,
-                beam_size=self.beam_size,
+                beam_size=self.generation.beam_size,
                 execution=self.execution,
             )
             hypotheses, failed_at = jax.device_get((hypotheses, failed_at))
             return _ended(group.members, hypotheses, failed_at)
         if group is None and self._slots is None:
             return []
-        places = np.full(len(group.src) if group else len(self._group.state.ended), self.num_slots)
+        places = np.full(self.group_size, self.num_slots)
         if group is not None:
             self._encode(group)
             free = np.flatnonzero(self.members < 0)[: len(group.members)]
@@ -164,12 +174,12 @@ class SlotSearch:
             group.rules,
             source_length=self.source_length,
             target_length=self.target_length,
-            beam_size=self.beam_size,
+            beam_size=self.generation.beam_size,
             execution=self.execution,
         )
         if self._slots is not None:
             return
-        num_rows = self.num_slots * self.beam_size
+        num_rows = self.num_slots * self.generation.beam_size
         self._arranged = tuple(
             _arrange(tree, config, self.execution, num_rows)
             for tree, config in zip(self.params, self.configs, strict=True)

@@ -42,7 +42,9 @@ SHAPES = {
     "recurrence": ("ssru", {}),
 }
 EXECUTION = SearchExecution()
-greedy_slots = partial(SlotSearch, source_length=9, beam_size=1, execution=EXECUTION)
+greedy_slots = partial(
+    SlotSearch, source_length=9, generation=GenerationConfig(STEPS), execution=EXECUTION
+)
 
 
 @pytest.fixture
@@ -76,10 +78,11 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
     slots = SlotSearch(
         params=params,
         configs=configs,
+        generation=GenerationConfig(STEPS, beam_size=options.get("beam_size", 1)),
         num_slots=num_slots,
+        group_size=rows,
         source_length=source_length,
         target_length=longest,
-        beam_size=options.get("beam_size", 1),
         execution=execution,
     )
     found = {}
@@ -157,7 +160,9 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
         src = np.full((2, 9), 5 + first, np.int32)
         src[0, 3] = 35 if first == 4 else 6
         groups.append(Group([first, first + 1], src, rules))
-    slots = greedy_slots(params=(broken,), configs=(config,), num_slots=4, target_length=9)
+    slots = greedy_slots(
+        params=(broken,), configs=(config,), num_slots=4, group_size=2, target_length=9
+    )
     failed = {member: failed_at for member, _, failed_at in search_all(slots, groups)}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
@@ -167,7 +172,9 @@ def test_a_search_runs_on_after_the_steps_that_an_integer_can_count(model):
     params, config = model
 
     def found(steps_before):
-        slots = greedy_slots(params=(params,), configs=(config,), num_slots=8, target_length=STEPS)
+        slots = greedy_slots(
+            params=(params,), configs=(config,), num_slots=8, group_size=4, target_length=STEPS
+        )
         ended = []
         for first in (0, 4):
             rows = np.arange(first, first + 4)
