@@ -33,7 +33,7 @@ from benchmarks.nn_transformer import (
 from benchmarks.systems import processor, spread, start, stop, time_in_turn
 from jax_transformer import GenerationConfig, TransformerConfig, generate, init_params
 from jax_transformer.decoding import slots
-from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.rules import make_rules
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.runtime import sharding
@@ -178,10 +178,10 @@ def compile_slots(model: str, num_slots: int, topology: str) -> None:
 
     params = (placed(jax.eval_shape(lambda: init_params(jax.random.key(0), config)), jnp.bfloat16),)
     src = np.zeros((num_slots // 8, source_length), np.int32)
-    selection = make_selection(GenerationConfig(max_new_tokens=target_length), config, src)
+    rules = make_rules(GenerationConfig(max_new_tokens=target_length), config, src)
     sizes = source_length, target_length, 1, execution
     group = jax.eval_shape(
-        lambda *given: slots._enter(given[0], (config,), *given[1:], *sizes), params, src, selection
+        lambda *given: slots._enter(given[0], (config,), *given[1:], *sizes), params, src, rules
     )
     state = jax.eval_shape(lambda group: slots._empty(group, num_slots), group)
     arranged = jax.eval_shape(
@@ -190,7 +190,7 @@ def compile_slots(model: str, num_slots: int, topology: str) -> None:
     numbers = np.zeros(len(src), np.int32), np.int32(0), np.int32(0)
     places, *bounds = placed(numbers)
     given = placed((arranged,)), (config,), placed(state), placed(group), places
-    lowered = slots._advance.lower(*given, placed(selection), *bounds, execution)
+    lowered = slots._advance.lower(*given, placed(rules), *bounds, execution)
     found = report(compile_for_topology(lowered, topology))
     (loop,) = found.loops
     cycles = sum(loop.cycles.values())

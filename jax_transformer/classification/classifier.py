@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jax_transformer.embedding.batched_model import BatchedModel, check_options
+from jax_transformer.embedding.batched_model import BatchedModel, check_options, listed
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.transformer import Params, classify
 from jax_transformer.storage.hub import local_folder
@@ -35,7 +35,7 @@ class Classification(NamedTuple):
     probabilities: dict[str, float]
 
 
-class Classifier:
+class Classifier(BatchedModel):
     """A model with a classification head as a function from texts to labels.
 
         classifier = Classifier("bart-large-mnli")
@@ -70,23 +70,17 @@ class Classifier:
         read = model_folder.read(local_folder(model), source_lang=source_lang)
         if read.config.head == "none":
             raise InputError(f"{model}: has no classification head; use Translator or Embedder")
-        self._batched = BatchedModel(
+        super().__init__(
             read, model, limit=max_length, dtype=dtype, max_tokens=max_tokens, mesh=mesh
         )
-        self.name, self.model = str(model), self._batched.model
         self.labels = self.model.config.labels
 
         def scores(params: Params, src: Array, lengths: Array) -> Array:
             # Not by the id of padding, which a text may spell.
             mask = (jnp.arange(src.shape[1]) < lengths[:, None])[:, None, None]
-            execution = self._batched.execution
-            return classify(params, self.model.config, src, mask, execution=execution)
+            return classify(params, self.model.config, src, mask, execution=self._execution)
 
         self._function = jax.jit(scores)
-
-    def __repr__(self) -> str:
-        """Return one line with the model's name and sizes."""
-        return f"Classifier({self.name!r}: {self.model!r})"
 
     def __call__(self, texts: Iterable[str | tuple[str, str]]) -> list[Classification]:
         """Return what the classifier says of each text, or of each pair of texts.
@@ -99,7 +93,7 @@ class Classifier:
                 tokens.
         """
         self._check_head("sequence", "tag")
-        return [_classified(self.labels, row, self._problem) for row in self._scores(texts)]
+        return [self._classified(row) for row in self._scores(texts)]
 
     def tag(self, texts: Iterable[str]) -> list[list[tuple[str, Classification]]]:
         """Return each token of each text, and what a classifier of tokens says of it.
@@ -111,13 +105,13 @@ class Classifier:
             InputError: As a call; or the model classifies whole texts.
         """
         self._check_head("token", "a call")
-        texts, tokenizer = [*checked_texts(_listed(texts))], self.model.tokenizer
+        texts, tokenizer = [*checked_texts(listed(texts))], self.model.tokenizer
         before, behind = map(len, tokenizer.affixes("source"))
-        rows = self._batched.rows(tokenizer.encode_source, texts, 0)
+        rows = self._rows(tokenizer.encode_source, texts, 0)
         tagged = []
-        for ids, scores in zip(rows, self._batched.compute(self._function, rows), strict=True):
+        for ids, scores in zip(rows, self._compute(self._function, rows), strict=True):
             own = slice(before, len(ids) - behind)
-            said = [_classified(self.labels, row, self._problem) for row in scores[own]]
+            said = [self._classified(row) for row in scores[own]]
             tagged.append([*zip(tokenizer.source_texts(ids[own]), said, strict=True)])
         return tagged
 
@@ -143,7 +137,7 @@ class Classifier:
                 model begins with "entail".
         """
         self._check_head("sequence", "tag")
-        labels, texts = [*checked_texts(_listed(labels))], [*checked_texts(_listed(texts))]
+        labels, texts = [*checked_texts(listed(labels))], [*checked_texts(listed(texts))]
         starts = [label.lower().startswith("entail") for label in self.labels]
         if not labels or "{}" not in template or not any(starts):
             raise InputError(
@@ -161,16 +155,19 @@ class Classifier:
             return [_named(labels, _softmax(rows)[:, 1]) for rows in chosen]
         return [_named(labels, _softmax(rows)) for rows in scores[..., entailment]]
 
-    @property
-    def _problem(self) -> str:
-        return self.model.config.scores_are
+    def _classified(self, scores: Float[np.ndarray, " labels"]) -> Classification:
+        scores_are = self.model.config.scores_are
+        if scores_are == "single_label_classification":
+            return _named(self.labels, _softmax(scores))
+        is_regression = scores_are == "regression"
+        return _named(self.labels, scores if is_regression else np.asarray(jax.nn.sigmoid(scores)))
 
     def _check_head(self, head: str, other: str) -> None:
         if self.model.config.head != head:
             raise InputError(f"{self.name}: head={self.model.config.head!r} needs {other}")
 
     def _scores(self, texts: Iterable[str | tuple[str, str]]) -> list[Float[np.ndarray, " labels"]]:
-        texts, tokenizer = [*_listed(texts)], self.model.tokenizer
+        texts, tokenizer = [*listed(texts)], self.model.tokenizer
         pairs = {isinstance(text, tuple | list) and len(text) == 2 for text in texts}
         if len(pairs) > 1:
             raise InputError("texts and pairs of texts are mixed; give either")
@@ -179,27 +176,12 @@ class Classifier:
         for _ in checked_texts(parts):  # refuses what is no string
             pass
         encode = tokenizer.encode_pairs if are_pairs else tokenizer.encode_source
-        rows = self._batched.rows(encode, texts, 0)
-        return self._batched.compute(self._function, rows)
-
-
-def _listed(texts: Iterable[str | tuple[str, str]]) -> Iterable[str | tuple[str, str]]:
-    if isinstance(texts, str):
-        raise InputError(f"texts={shorten(texts)} must be a list of texts")
-    return texts
+        rows = self._rows(encode, texts, 0)
+        return self._compute(self._function, rows)
 
 
 def _softmax(scores: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:
     return np.asarray(jax.nn.softmax(scores, axis=-1))
-
-
-def _classified(
-    labels: Sequence[str], scores: Float[np.ndarray, " n"], problem: str
-) -> Classification:
-    if problem == "single_label_classification":
-        return _named(labels, _softmax(scores))
-    is_regression = problem == "regression"
-    return _named(labels, scores if is_regression else np.asarray(jax.nn.sigmoid(scores)))
 
 
 def _named(labels: Sequence[str], values: Float[np.ndarray, " n"]) -> Classification:

@@ -13,7 +13,6 @@ from jax_transformer.convert.generation_config import DEFAULT_NEW_TOKENS, names_
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
 from jax_transformer.decoding.sampling import check_sampling
-from jax_transformer.model.tree import in_dtype
 from jax_transformer.runtime.host_memory import keep_freed_memory
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
@@ -115,9 +114,7 @@ def translate(arguments: Arguments) -> None:
             target_lang=arguments.target_lang,
         )
         model = model.for_text(str(folder)).with_max_length(arguments.max_length, str(folder))
-        model = model.with_adapter(arguments.adapter)
-        if arguments.dtype is not None:
-            model = model._replace(params=in_dtype(model.params, arguments.dtype))
+        model = model.with_adapter(arguments.adapter).with_dtype(arguments.dtype)
         options = vars(arguments.lines) | arguments.search
         search = text_search([model], mesh, seed=arguments.seed, **options)
         is_limited = ignored or "max_new_tokens" in arguments.search

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, with_tokens
-from jax_transformer.decoding.rules import apply_rules, is_end
+from jax_transformer.decoding.hypotheses import Hypotheses, State, with_tokens
+from jax_transformer.decoding.rules import Rules, apply_rules, is_end, length_divisor
 from jax_transformer.kernels.execution import TopK
 
 
@@ -17,7 +17,7 @@ def extend_beam(
     state: State,
     logits: Float[Array, "B N V"],
     normalizer: Float[Array, "B N"],
-    selection: Selection,
+    rules: Rules,
     top_k: TopK,
 ) -> State:
     """Keep the N most likely open hypotheses of each source, and the F best finished ones.
@@ -31,7 +31,7 @@ def extend_beam(
     A source is done, and keeps its finished hypotheses as they are, by a rule of transformers,
     `GenerationConfig.early_stopping`.
     """
-    step, (_, count), rules = state.step, state.scores.shape, selection.rules
+    step, (_, count) = state.step, state.scores.shape
     alive = state.scores > -jnp.inf
     failed = jnp.any(alive & ~jnp.isfinite(normalizer), axis=1) & ~state.ended
     ended = state.ended | failed
@@ -40,7 +40,7 @@ def extend_beam(
     allowed = apply_rules(allowed, state.sequences, step, rules)
     num_candidates = (1 + len(rules.eos_ids)) * count
     totals, parents, tokens = _best_continuations(state.scores, allowed, num_candidates, top_k)
-    if selection.early_stopping == "shrinking":
+    if rules.early_stopping == "shrinking":
         room = count - jnp.sum(state.finished.scores > -jnp.inf, axis=1)
         totals = jnp.where(jnp.arange(num_candidates) < room[:, None], totals, -jnp.inf)
     sequences = jnp.take_along_axis(state.sequences, parents[..., None], axis=1)
@@ -51,7 +51,7 @@ def extend_beam(
     ends = (is_end(tokens, rules) & free[:, None]) | at_limit[:, None]
     counted = step + 1 - rules.prefix_lengths  # [B], tokens that the penalty counts
     scores = jnp.where(ends & ~ended[:, None], totals, -jnp.inf)
-    scores = scores / selection.length_penalty(counted)[:, None]
+    scores = scores / length_divisor(counted, rules)[:, None]
     lengths = jnp.broadcast_to(step[:, None] + 1, ends.shape)
     new = Hypotheses(sequences[:, :count, 1:], scores[:, :count], lengths)
     finished = _best(state.finished, new)
@@ -59,7 +59,7 @@ def extend_beam(
     parents = jnp.take_along_axis(parents, order, axis=1)
     ancestors = jnp.take_along_axis(state.caches[0].ancestors, parents[..., None], axis=1)
     longest = rules.limits - rules.prefix_lengths
-    done = _is_done(scores[:, 0], finished.scores[:, -1], counted, longest, selection)
+    done = _is_done(scores[:, 0], finished.scores[:, -1], counted, longest, rules)
     return state._replace(
         caches=tuple(cache._replace(ancestors=ancestors) for cache in state.caches),
         sequences=jnp.take_along_axis(sequences, order[..., None], axis=1),
@@ -75,22 +75,21 @@ def _is_done(
     worst_kept: Float[Array, " B"],
     counted: Int32[Array, " B"],
     longest: Int32[Array, " B"],
-    selection: Selection,
+    rules: Rules,
 ) -> Bool[Array, " B"]:
     """Return whether a source is done, by `GenerationConfig.early_stopping`."""
-    if selection.early_stopping == "shrinking":
+    if rules.early_stopping == "shrinking":
         return best_open == -jnp.inf
-    if selection.early_stopping is True:
+    if rules.early_stopping is True:
         return (worst_kept > -jnp.inf) | (best_open == -jnp.inf)
-    penalty = selection.length_penalty
-    if selection.early_stopping is False:
-        return best_open / penalty(counted) <= worst_kept
+    if rules.early_stopping is False:
+        return best_open / length_divisor(counted, rules) <= worst_kept
     # Log-probabilities only fall, so the best score that an open hypothesis can still reach is its
     # present sum at the most favourable length. The penalty is monotonic in the length, so that is
     # the shortest or the longest.
     shortest = jnp.minimum(counted + 1, longest)
-    reachable = jnp.maximum(best_open / penalty(shortest), best_open / penalty(longest))
-    return reachable <= worst_kept
+    lengths = jnp.stack([shortest, longest])
+    return jnp.max(best_open / length_divisor(lengths, rules), axis=0) <= worst_kept
 
 
 def _best_continuations(

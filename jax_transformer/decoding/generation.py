@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int32, Integer
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import check_slots
 from jax_transformer.decoding.generation_config import GenerationConfig, check_options
-from jax_transformer.decoding.hypotheses import Hypotheses, make_selection
+from jax_transformer.decoding.hypotheses import Hypotheses
+from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.sampling import Keys
 from jax_transformer.decoding.search import search
 from jax_transformer.errors import InputError, shorten
@@ -118,18 +119,18 @@ def generate(
     models = _models(params, config)
     ids = _check(models, options, src, src_mask, memory, prefix)
     params, configs = zip(*models, strict=True)
-    selection = make_selection(options, configs[0], ids, prefix, length_limits, key)
+    rules = make_rules(options, configs[0], ids, prefix, length_limits, key)
     length = options.max_new_tokens + (0 if prefix is None else prefix.shape[1])
     hypotheses, failed_at = search(
         params,
         configs,
         ids,
-        src_mask=src_mask,
-        memory=memory,
-        selection=selection,
+        rules,
         target_length=length,
         beam_size=options.beam_size,
         execution=execution,
+        src_mask=src_mask,
+        memory=memory,
     )
     if not isinstance(failed_at, jax.core.Tracer) and (np.asarray(failed_at) >= 0).any():
         row = int(np.argmax(np.asarray(failed_at) >= 0))

@@ -169,16 +169,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         check_name(name, value, declarations(GenerationConfig))
 
 
-def declared_options() -> dict[str, Any]:
-    """Return the declared type of each option by name, with its range."""
-    return {
-        each.name: each.metadata.get("declared", each.type) for each in fields(GenerationConfig)
-    }
-
-
 # The options that a model may have defaults for: all but those of sampling.
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p")
-MODEL_OPTIONS = tuple(name for name in declared_options() if name not in SAMPLING_OPTIONS)
+MODEL_OPTIONS = tuple(
+    each.name for each in fields(GenerationConfig) if each.name not in SAMPLING_OPTIONS
+)
 
 
 def _checked(option: Field, value: Any) -> Any:

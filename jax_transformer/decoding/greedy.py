@@ -6,7 +6,7 @@ Letters in shapes: B batch, L target positions, V target vocabulary.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, with_tokens
+from jax_transformer.decoding.hypotheses import Hypotheses, State, with_tokens
 from jax_transformer.decoding.rules import Rules, apply_rules, forced_tokens, is_end
 from jax_transformer.decoding.sampling import sample
 from jax_transformer.kernels.execution import Argmax
@@ -18,7 +18,7 @@ def extend_by_token(
     state: State,
     logits: Float[Array, "B 1 V"],
     normalizer: Float[Array, "B 1"],
-    selection: Selection,
+    rules: Rules,
     pad_id: int,
     argmax: Argmax,
 ) -> State:
@@ -27,12 +27,11 @@ def extend_by_token(
     The lowest id wins a tie. The only target of a source is its finished one, whose score is not
     yet divided by the length penalty.
     """
-    step, running, rules = state.step, ~state.ended, selection.rules
+    step, running = state.step, ~state.ended
     allowed = apply_rules(logits, state.sequences, step, rules)[:, 0]
     logits, normalizer = logits[:, 0], normalizer[:, 0]
-    sampling = selection.sampling
-    if sampling is not None:
-        token = sample(allowed, step, sampling)
+    if rules.key is not None:
+        token = sample(allowed, step, rules.key, rules.temperature, rules.top_k, rules.top_p)
     elif argmax == "at_once":
         token = jnp.argmax(allowed, axis=1).astype(jnp.int32)
     else:

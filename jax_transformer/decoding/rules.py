@@ -1,11 +1,11 @@
-"""The rules of a search on its tokens: made of options, and applied to the scores of a step.
+"""The rules of a search: made of options, and applied to the scores of a step.
 
 Letters in shapes: B batch, P prefix, E ids of EOS, V target vocabulary, S source length,
 N hypotheses of a source.
 """
 
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,29 @@ from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.generation_config import GenerationConfig, Scalar, StartToken
+from jax_transformer.decoding.generation_config import (
+    EarlyStopping,
+    GenerationConfig,
+    Scalar,
+    StartToken,
+)
+from jax_transformer.decoding.sampling import Keys, check_sampling
 from jax_transformer.errors import InputError
 from jax_transformer.model import functional
-from jax_transformer.model.checks import check_ids, check_whole
+from jax_transformer.model.checks import check_ids, check_key, check_whole
 
 WILDCARD = -1  # fills shorter banned sequences on the left
 
 
 @struct.dataclass
 class Rules:
-    """The rules of one search as data: options of `GenerationConfig`; None is off, costs nothing.
+    """How a search selects tokens and targets: options of `GenerationConfig` as data.
 
-    Positions count the tokens of a target, from 0; the start token is not one of them.
+    None is off, and costs nothing. Positions count the tokens of a target, from 0; the start token
+    is not one of them.
 
     Attributes:
+        key: Switches sampling on; None searches.
         limits: Largest number of tokens of each row's target, the prefix included [B].
         prefix: Tokens that each target begins with [B, P]; only the first `prefix_lengths` count.
         banned_sequences: One in each row, filled on the left with `WILDCARD`.
@@ -42,6 +50,7 @@ class Rules:
     prefix_lengths: Int32[Array | np.ndarray, " B"]
     limits: Int32[Array | np.ndarray, " B"]
     banned: Bool[Array | np.ndarray, " V"]
+    length_penalty: Float[Array | np.ndarray, ""]
     prefix: Int32[Array | np.ndarray, "B P"] | None = None
     forced_first: Int32[Array | np.ndarray, ""] | None = None
     forced_last: Int32[Array | np.ndarray, ""] | None = None
@@ -50,9 +59,22 @@ class Rules:
     repetition_penalty: Float[Array | np.ndarray, ""] | None = None
     banned_sequences: Int32[Array | np.ndarray, "sequences longest"] | None = None
     source: Int32[Array | np.ndarray, "B S"] | None = None
+    key: Keys | None = None
+    temperature: Float[Array | np.ndarray, ""] | None = None
+    top_p: Float[Array | np.ndarray, ""] | None = None
+    top_k: int | None = struct.field(pytree_node=False, default=None)
     no_repeat_ngram_size: int | None = struct.field(pytree_node=False, default=None)
     encoder_no_repeat_ngram_size: int | None = struct.field(pytree_node=False, default=None)
     renormalize: bool = struct.field(pytree_node=False, default=False)
+    length_normalization: Literal["gnmt", "power"] = struct.field(pytree_node=False, default="gnmt")
+    num_hypotheses: int = struct.field(pytree_node=False, default=1)
+    early_stopping: EarlyStopping = struct.field(pytree_node=False, default="never")
+
+    def of_rows(self) -> dict[str, Array]:
+        """Return the fields that each source has of its own, a key among them."""
+        names = "start", "prefix_lengths", "limits", "prefix", "source", "key"
+        found = {name: getattr(self, name) for name in names}
+        return {name: jnp.asarray(value) for name, value in found.items() if value is not None}
 
 
 def make_rules(
@@ -61,8 +83,9 @@ def make_rules(
     src: Int32[Array | np.ndarray, "B S"],
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
+    key: Keys | None = None,
 ) -> Rules:
-    """Return the rules of a search."""
+    """Return the rules of a search; the arguments are those of `generate`, the source checked."""
     batch, vocab_size = src.shape[0], config.tgt_vocab_size
     eos_ids = options.eos_ids or (config.eos_id,)
     banned = np.isin(np.arange(vocab_size), options.banned_tokens)
@@ -84,12 +107,16 @@ def make_rules(
     source = None
     if source_ngram_size is not None:
         source = jnp.where(src == config.pad_id, vocab_size, src)
+    check_sampling(options, key is not None)
+    if key is not None:
+        check_key("key", key, batch)
     return Rules(
         start=start,
         eos_ids=np.asarray(eos_ids, np.int32),
         prefix_lengths=prefix_lengths,
         limits=prefix_lengths + within_factor(limits, options, config, src),
         banned=banned,
+        length_penalty=as_array(options.length_penalty),
         prefix=prefix,
         forced_first=as_array(options.forced_first_token, np.int32),
         forced_last=as_array(options.forced_last_token, np.int32),
@@ -98,9 +125,17 @@ def make_rules(
         repetition_penalty=as_array(options.repetition_penalty),
         banned_sequences=_sequences(options.banned_sequences, eos_ids),
         source=source,
+        key=key,
+        temperature=as_array(options.temperature),
+        top_p=as_array(options.top_p),
+        top_k=options.top_k,
         no_repeat_ngram_size=ngram_size,
         encoder_no_repeat_ngram_size=source_ngram_size,
         renormalize=options.renormalize,
+        length_normalization=options.length_normalization,
+        num_hypotheses=options.num_hypotheses,
+        # Greedy search has no use for it, and is compiled once for all its values.
+        early_stopping="never" if options.beam_size == 1 else options.early_stopping,
     )
 
 
@@ -224,6 +259,13 @@ def force(scores: Float[Array, "B N V"], forced: Int32[Array, " B"]) -> Float[Ar
     forced = forced[:, None, None]
     only = jnp.where(jnp.arange(scores.shape[-1]) == forced, 0.0, -jnp.inf).astype(scores.dtype)
     return jnp.where(forced < 0, scores, only)
+
+
+def length_divisor(length: Int32[Array, "*shape"], rules: Rules) -> Float[Array, "*shape"]:
+    """Return the divisor of the score of so many tokens, EOS included and the prefix not."""
+    length = jnp.maximum(length, 1)  # inside the prefix, where the divisor divides 0
+    base = (5 + length) / 6 if rules.length_normalization == "gnmt" else length
+    return jnp.power(jnp.asarray(base, jnp.float32), rules.length_penalty)
 
 
 def is_end(tokens: Int32[Array, "*shape"], rules: Rules) -> Bool[Array, "*shape"]:

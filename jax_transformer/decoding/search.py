@@ -4,7 +4,7 @@ Letters in shapes: B batch, N hypotheses of a source, K returned hypotheses, L t
 S source length, D d_model, V target vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,7 +15,8 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.beam import extend_beam
 from jax_transformer.decoding.cache import new_cache, next_step
 from jax_transformer.decoding.greedy import extend_by_token
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State, start_state
+from jax_transformer.decoding.hypotheses import Hypotheses, State, start_state
+from jax_transformer.decoding.rules import Rules, length_divisor
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps, hold_in_step
 from jax_transformer.model.self_over_memory import pad_source
@@ -23,22 +24,18 @@ from jax_transformer.model.transformer import Params, SourceMask, bind
 
 NO_LIMIT = 2**31 - 1  # of the number of steps: a target ends at its own
 
-Extend = Callable[
-    [State, Float[Array, "B N V"], Float[Array, "B N"], Selection], State
-]  # by logits and their log-normalizer
-
 
 @partial(jax.jit, static_argnames=("configs", "target_length", "beam_size", "execution"))
 def search(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "B S"],
-    src_mask: SourceMask | None,
-    memory: Float[Array, "B S D"] | None,
-    selection: Selection,
+    rules: Rules,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
+    src_mask: SourceMask | None = None,
+    memory: Float[Array, "B S D"] | None = None,
 ) -> tuple[Hypotheses, Int32[Array, " B"]]:
     """Run the search of `generate` on checked inputs.
 
@@ -52,12 +49,12 @@ def search(
         params,
         configs,
         src,
+        rules,
+        target_length,
+        beam_size,
+        execution,
         src_mask=src_mask,
         memory=memory,
-        selection=selection,
-        target_length=target_length,
-        beam_size=beam_size,
-        execution=execution,
     )
     num_rows = src.shape[0] * beam_size
     # The barrier keeps XLA from making the copies again in every step of the loop.
@@ -65,22 +62,20 @@ def search(
         jax.lax.optimization_barrier(arrange_for_steps(tree, config, execution, num_rows))
         for tree, config in zip(params, configs, strict=True)
     )
-    state = take_steps(
-        arranged, configs, state, selection, bounds=(0, NO_LIMIT), execution=execution
-    )
-    return best_hypotheses(state, selection), state.failed_at
+    state = take_steps(arranged, configs, state, rules, (0, NO_LIMIT), execution)
+    return best_hypotheses(state, rules), state.failed_at
 
 
 def first_state(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "B S"],
-    src_mask: SourceMask | None,
-    memory: Float[Array, "B S D"] | None,
-    selection: Selection,
+    rules: Rules,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
+    src_mask: SourceMask | None = None,
+    memory: Float[Array, "B S D"] | None = None,
     memory_length: int = 0,
 ) -> State:
     """Return the state before the first token: the sources encoded, the caches empty.
@@ -99,14 +94,14 @@ def first_state(
             encoded = jnp.pad(encoded, ((0, 0), added, (0, 0)))
             mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), added))
         caches.append(new_cache(tree, config, encoded, target_length, mask, beam_size, execution))
-    return start_state(tuple(caches), configs[0].pad_id, selection)
+    return start_state(tuple(caches), configs[0].pad_id, rules)
 
 
 def take_steps(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     state: State,
-    selection: Selection,
+    rules: Rules,
     bounds: tuple[int | Int32[Array, ""], int | Int32[Array, ""]],
     execution: SearchExecution,
 ) -> State:
@@ -116,10 +111,6 @@ def take_steps(
         params: Of each model, from `arrange_for_steps`.
         bounds: The steps end when at most so many sources have not ended, or after so many steps.
     """
-    if state.scores.shape[1] == 1:
-        extend = partial(extend_by_token, pad_id=configs[0].pad_id, argmax=execution.argmax)
-    else:
-        extend = partial(extend_beam, top_k=execution.top_k)
     models = list(zip(params, configs, strict=True))
     most_running, most_steps = bounds
 
@@ -129,16 +120,15 @@ def take_steps(
 
     def extended(carry: tuple[State, Int32[Array, ""]]) -> tuple[State, Int32[Array, ""]]:
         state, steps = carry
-        return take_step(state, selection, models, extend, execution), steps + 1
+        return take_step(state, rules, models, execution), steps + 1
 
     return jax.lax.while_loop(goes_on, extended, (state, jnp.int32(0)))[0]
 
 
 def take_step(
     state: State,
-    selection: Selection,
+    rules: Rules,
     models: Sequence[tuple[Params, TransformerConfig]],
-    extend: Extend,
     execution: SearchExecution,
 ) -> State:
     """Return the state in which each open hypothesis is one token longer.
@@ -162,15 +152,20 @@ def take_step(
     if len(models) > 1:
         mean = (sum(logits) - sum(normalizers)[..., None]) / len(models)
         normalizer = 0 * sum(normalizers)
-    state = extend(state._replace(caches=tuple(caches)), mean, normalizer, selection)
+    state = state._replace(caches=tuple(caches))
+    if state.scores.shape[1] == 1:
+        pad_id = models[0][1].pad_id
+        state = extend_by_token(state, mean, normalizer, rules, pad_id, execution.argmax)
+    else:
+        state = extend_beam(state, mean, normalizer, rules, execution.top_k)
     return state._replace(step=state.step + 1)
 
 
-def best_hypotheses(state: State, selection: Selection) -> Hypotheses:
+def best_hypotheses(state: State, rules: Rules) -> Hypotheses:
     """Return the K best hypotheses of each source whose target has ended."""
-    tokens, scores, lengths = (leaf[:, : selection.num_hypotheses] for leaf in state.finished)
+    tokens, scores, lengths = (leaf[:, : rules.num_hypotheses] for leaf in state.finished)
     if state.scores.shape[1] == 1:  # beam search compares divided scores, and has divided them
-        counted = lengths - selection.rules.prefix_lengths[:, None]
-        scores = scores / selection.length_penalty(counted)
+        counted = lengths - rules.prefix_lengths[:, None]
+        scores = scores / length_divisor(counted, rules)
     scores = jnp.where(state.failed_at[:, None] < 0, scores, jnp.nan).astype(jnp.float32)
     return Hypotheses(tokens, scores, lengths)

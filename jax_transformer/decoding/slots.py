@@ -17,7 +17,9 @@ from jaxtyping import Array, Bool, Int32
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import Cache
-from jax_transformer.decoding.hypotheses import Hypotheses, Selection, State
+from jax_transformer.decoding.generation_config import GenerationConfig
+from jax_transformer.decoding.hypotheses import Hypotheses, State
+from jax_transformer.decoding.rules import Rules
 from jax_transformer.decoding.search import (
     NO_LIMIT,
     best_hypotheses,
@@ -31,17 +33,17 @@ from jax_transformer.model.transformer import Params
 
 
 class Group(NamedTuple):
-    """Sources that enter the slots together; each group of a search has as many rows.
+    """Sources that enter the slots together.
 
     Attributes:
         members: Caller's id of the source in each of the first rows; further rows are filler.
         src: Source ids [G, S].
-        selection: How their tokens are selected, as `make_selection` returns it.
+        rules: Of these sources, as `make_rules` returns them.
     """
 
     members: Sequence[int]
     src: Int32[np.ndarray, "G S"]
-    selection: Selection
+    rules: Rules
 
 
 class Ended(NamedTuple):
@@ -61,7 +63,7 @@ class Slots(NamedTuple):
     """The arrays of a search whose sources began at different steps."""
 
     state: State
-    row_selection: dict[str, Array]  # what `Selection.rows` names, of the source in each slot
+    row_rules: dict[str, Array]  # what `Rules.of_rows` names, of the source in each slot
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -74,27 +76,31 @@ class SlotSearch:
     Attributes:
         params: Parameters of each model.
         configs: Config of each model.
+        generation: Options of the search; each group has rules of its own.
         num_slots: Number C of slots.
+        group_size: Number G of rows of each group.
         source_length: Length S of the memory in a slot, at least that of each group.
         target_length: Number L of positions of a slot, at least the limit of each source.
-        beam_size: Number N of hypotheses of a source.
         execution: How the models are executed.
+        waiting: Caller's ids of the sources that have not entered, for the caller.
         members: Caller's id of the source in each of the C slots, or -1.
     """
 
     params: tuple[Params, ...]
     configs: tuple[TransformerConfig, ...]
+    generation: GenerationConfig
     num_slots: int
+    group_size: int
     source_length: int
     target_length: int
-    beam_size: int
     execution: SearchExecution
+    waiting: list[int] = dataclasses.field(default_factory=list)
     members: Int32[np.ndarray, " C"] = dataclasses.field(init=False)
     # These come with the first group: the parameters as the steps read them, the slots, what is
-    # common to the selections of all groups, and the group that entered last, encoded.
+    # common to the rules of all groups, and the group that entered last, encoded.
     _arranged: tuple[Params, ...] = ()
     _slots: Slots | None = None
-    _selection: Selection | None = None
+    _rules: Rules | None = None
     _group: Slots | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +110,11 @@ class SlotSearch:
     def num_free(self) -> int:
         """Number of slots in which nothing runs."""
         return int(np.sum(self.members < 0))
+
+    @property
+    def runs(self) -> bool:
+        """Whether a source is in a slot."""
+        return self.num_free < self.num_slots
 
     def advance(
         self, group: Group | None, until_free: int | None = None, most_steps: int = NO_LIMIT
@@ -117,24 +128,22 @@ class SlotSearch:
         """
         is_first = group is not None and self._slots is None
         is_last = until_free is None and most_steps == NO_LIMIT
-        if is_first and is_last and len(group.src) == self.num_slots:
+        if is_first and is_last and self.group_size == self.num_slots:
             # All sources that there are fill the slots: one search, as that of `generate`.
             hypotheses, failed_at = search(
                 self.params,
                 self.configs,
                 group.src,
-                None,
-                None,
-                group.selection,
+                group.rules,
                 target_length=self.target_length,
-                beam_size=self.beam_size,
+                beam_size=self.generation.beam_size,
                 execution=self.execution,
             )
             hypotheses, failed_at = jax.device_get((hypotheses, failed_at))
             return _ended(group.members, hypotheses, failed_at)
         if group is None and self._slots is None:
             return []
-        places = np.full(len(group.src) if group else len(self._group.state.ended), self.num_slots)
+        places = np.full(self.group_size, self.num_slots)
         if group is not None:
             self._encode(group)
             free = np.flatnonzero(self.members < 0)[: len(group.members)]
@@ -146,7 +155,7 @@ class SlotSearch:
             self._slots,
             self._group,
             places.astype(np.int32),
-            self._selection,
+            self._rules,
             most_running=np.int32(0 if until_free is None else self.num_slots - until_free),
             most_steps=np.int32(most_steps),
             execution=self.execution,
@@ -162,21 +171,21 @@ class SlotSearch:
             self.params,
             self.configs,
             group.src,
-            group.selection,
+            group.rules,
             source_length=self.source_length,
             target_length=self.target_length,
-            beam_size=self.beam_size,
+            beam_size=self.generation.beam_size,
             execution=self.execution,
         )
         if self._slots is not None:
             return
-        num_rows = self.num_slots * self.beam_size
+        num_rows = self.num_slots * self.generation.beam_size
         self._arranged = tuple(
             _arrange(tree, config, self.execution, num_rows)
             for tree, config in zip(self.params, self.configs, strict=True)
         )
         self._slots = _empty(self._group, self.num_slots)
-        self._selection = group.selection
+        self._rules = group.rules
 
 
 def _ended(
@@ -205,39 +214,37 @@ def _enter(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
     src: Int32[Array, "G S"],
-    selection: Selection,
+    rules: Rules,
     source_length: int,
     target_length: int,
     beam_size: int,
     execution: SearchExecution,
 ) -> Slots:
     """Return a group before its first token."""
-    rows = selection.rows()
-    if "source" in rows:  # filled by what equals no token
-        added = (0, 0), (0, source_length - src.shape[1])
-        rows["source"] = jnp.pad(rows["source"], added, constant_values=configs[0].tgt_vocab_size)
+    row_rules = rules.of_rows()
+    if "source" in row_rules:  # filled by what equals no token
+        added, none = ((0, 0), (0, source_length - src.shape[1])), configs[0].tgt_vocab_size
+        row_rules["source"] = jnp.pad(row_rules["source"], added, constant_values=none)
     state = first_state(
         params,
         configs,
         src,
-        None,
-        None,
-        selection,
+        rules,
         target_length,
         beam_size,
         execution,
         memory_length=source_length,
     )
-    return Slots(state, rows)
+    return Slots(state, row_rules)
 
 
 @partial(jax.jit, static_argnames="num_slots")
 def _empty(group: Slots, num_slots: int) -> Slots:
     """Return slots in which nothing runs, of the shapes of a group."""
-    state, rows = jax.tree.map(
+    state, row_rules = jax.tree.map(
         lambda x: jnp.broadcast_to(x[:1], (num_slots, *x.shape[1:])) if x.ndim else x, group
     )
-    return Slots(state._replace(ended=jnp.ones(num_slots, bool)), rows)
+    return Slots(state._replace(ended=jnp.ones(num_slots, bool)), row_rules)
 
 
 @partial(jax.jit, static_argnames=("configs", "execution"), donate_argnames="slots")
@@ -247,7 +254,7 @@ def _advance(
     slots: Slots,
     group: Slots,
     places: Int32[Array, " G"],
-    selection: Selection,
+    rules: Rules,
     most_running: Int32[Array, ""],
     most_steps: Int32[Array, ""],
     execution: SearchExecution,
@@ -261,12 +268,12 @@ def _advance(
     def put(old: Array, new: Array) -> Array:
         return old.at[places].set(new, mode="drop") if old.ndim else old
 
-    state, rows = jax.tree.map(put, slots, group)
+    state, row_rules = jax.tree.map(put, slots, group)
     caches = tuple(_entered(cache, places) for cache in state.caches)
-    state, selection = state._replace(caches=caches), selection.with_rows(rows)
-    state = take_steps(params, configs, state, selection, (most_running, most_steps), execution)
-    found = best_hypotheses(state, selection)
-    return Slots(state, rows), state.ended, found, state.failed_at
+    state, rules = state._replace(caches=caches), rules.replace(**row_rules)
+    state = take_steps(params, configs, state, rules, (most_running, most_steps), execution)
+    found = best_hypotheses(state, rules)
+    return Slots(state, row_rules), state.ended, found, state.failed_at
 
 
 def _entered(cache: Cache, places: Int32[Array, " G"]) -> Cache:

@@ -1,6 +1,6 @@
-"""A model as a function of rows of ids, computed in batches of few shapes."""
+"""What `Embedder` and `Classifier` share: a model of rows of ids, computed in few shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params
-from jax_transformer.model.tree import in_dtype
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import DTYPES, TrainedModel
@@ -34,13 +33,19 @@ def check_options(dtype: str | None, max_length: int | None, max_tokens: int) ->
     check_whole_number("max_tokens", max_tokens, least=1)
 
 
+def listed(texts: Iterable[Any]) -> Iterable[Any]:
+    """Return texts; refuse one alone."""
+    if isinstance(texts, str):
+        raise InputError(f"texts={shorten(texts)} must be a list of texts")
+    return texts
+
+
 class BatchedModel:
     """A model on its devices, and the rows and batches of texts.
 
     Attributes:
+        name: What messages call it.
         model: The model, whose parameters lie on the mesh.
-        most: Most tokens of a row.
-        execution: How it is computed.
     """
 
     def __init__(
@@ -53,29 +58,23 @@ class BatchedModel:
         max_tokens: int,
         mesh: Mesh | None,
     ) -> None:
-        """Place a model.
-
-        Args:
-            read: The model.
-            name: What messages call it.
-            limit: Most tokens of a text, at which longer texts are cut; None cuts none.
-            dtype: Type of the parameters, which `check_options` has checked; None keeps theirs.
-            max_tokens: Most tokens of a batch, padding included.
-            mesh: The devices; None is all of them.
-        """
-        read = read.for_text(str(name))
+        """Place a model by options that are checked; texts are cut at the limit, None cuts none."""
+        self.name = str(name)
+        read = read.for_text(self.name).with_dtype(dtype)
         if limit is not None and read.config.positions != "learned":
-            read = read.with_max_length(limit, str(name))
-        if dtype is not None:
-            read = read._replace(params=in_dtype(read.params, dtype))
-        self.limit, self.max_tokens, self.mesh = limit, max_tokens, mesh or make_mesh()
-        self.model = place(read, self.mesh)
+            read = read.with_max_length(limit, self.name)
+        self._limit, self._max_tokens, self._mesh = limit, max_tokens, mesh or make_mesh()
+        self.model = place(read, self._mesh)
         dtype = jax.tree.leaves(read.params)[0].dtype.name
-        self.execution = execution_on(self.mesh.devices.flat[0], dtype, read.config)
+        self._execution = execution_on(self._mesh.devices.flat[0], dtype, read.config)
         most = read.config.max_length
-        self.most = most if limit is None else min(limit, most)
+        self._most = most if limit is None else min(limit, most)  # tokens of a row
 
-    def rows(
+    def __repr__(self) -> str:
+        """Return one line with the model's name and sizes."""
+        return f"{type(self).__name__}({self.name!r}: {self.model!r})"
+
+    def _rows(
         self, encode: Callable[..., list[list[int]]], texts: Sequence[Any], done: int
     ) -> list[list[int]]:
         """Return the ids of each text, cut at the limit; without one, refuse what is too long.
@@ -87,16 +86,16 @@ class BatchedModel:
         """
         rows = encode(texts)
         for index, ids in enumerate(rows):
-            if len(ids) > self.most and self.limit is None:
+            if len(ids) > self._most and self._limit is None:
                 raise InputError(
                     f"text {done + index + 1} has {len(ids)} tokens, but the model takes "
-                    f"{self.most}; set max_length, at which longer texts are cut"
+                    f"{self._most}; set max_length, at which longer texts are cut"
                 )
-            if len(ids) > self.most:
-                (rows[index],) = encode([texts[index]], self.most)
+            if len(ids) > self._most:
+                (rows[index],) = encode([texts[index]], self._most)
         return rows
 
-    def compute(
+    def _compute(
         self, function: Function, rows: Sequence[Sequence[int]]
     ) -> list[Float[np.ndarray, "*rest"]]:
         """Return what a compiled function returns for each row; rows of like length are a batch."""
@@ -117,8 +116,8 @@ class BatchedModel:
 
         A batch has one of two numbers of rows, so that each length is compiled twice at most.
         """
-        shards = row_shards(self.mesh)
-        full = shards * max(1, self.max_tokens // length)
+        shards = row_shards(self._mesh)
+        full = shards * max(1, self._max_tokens // length)
         few = min(full, shards * FEW)
         results = []
         while members:
@@ -127,8 +126,8 @@ class BatchedModel:
             ids = [rows[index] for index in np.resize(batch, count)]
             lengths = np.array([len(row) for row in ids], np.int32)
             arrays = (pad(ids, self.model.config.pad_id, length), lengths)
-            src, lengths = jax.device_put(arrays, row_sharding(self.mesh))
-            with jax.set_mesh(self.mesh):
+            src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
+            with jax.set_mesh(self._mesh):
                 results.append((batch, function(self.model.params, src, lengths)))
         return results
 
@@ -137,4 +136,4 @@ class BatchedModel:
         length = SHORTEST
         while length < tokens:
             length *= 2
-        return min(length, self.most)
+        return min(length, self._most)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.embedding.batched_model import BatchedModel, check_options
+from jax_transformer.embedding.batched_model import BatchedModel, check_options, listed
 from jax_transformer.embedding.pooling import (
     Dense,
     SentenceModules,
@@ -20,7 +20,7 @@ from jax_transformer.embedding.pooling import (
     pool,
     read_modules,
 )
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.transformer import Params, encode
 from jax_transformer.storage.hub import local_folder
@@ -30,7 +30,7 @@ from jax_transformer.translation.sources import checked_texts
 WINDOW = 4096  # texts that are read and sorted by length together
 
 
-class Embedder:
+class Embedder(BatchedModel):
     """The encoder of a model as a function from texts to vectors.
 
         embedder = Embedder("sentence-t5-base")
@@ -77,18 +77,12 @@ class Embedder:
                 raise InputError(f"{model}: a layer reads {inputs} numbers, but there are {width}")
             width = outputs
         limit = self.modules.max_length if max_length is None else max_length
-        self._batched = BatchedModel(
-            read, model, limit=limit, dtype=dtype, max_tokens=max_tokens, mesh=mesh
+        super().__init__(read, model, limit=limit, dtype=dtype, max_tokens=max_tokens, mesh=mesh)
+        self.special_tokens = special_tokens
+        function = partial(
+            _vectors, config=self.model.config, modules=self.modules, execution=self._execution
         )
-        self.name, self.special_tokens = str(model), special_tokens
-        self.model = self._batched.model
-        execution, config = self._batched.execution, self.model.config
-        function = partial(_vectors, config=config, modules=self.modules, execution=execution)
         self._function = jax.jit(function)
-
-    def __repr__(self) -> str:
-        """Return one line with the model's name and sizes."""
-        return f"Embedder({self.name!r}: {self.model!r})"
 
     def __call__(
         self, texts: Iterable[str], prompt: str | None = None
@@ -112,9 +106,7 @@ class Embedder:
             texts: The texts.
             prompt: As of a call.
         """
-        if isinstance(texts, str):
-            raise InputError(f"texts={shorten(texts)} must be a list of texts")
-        texts, done = checked_texts(texts), 0
+        texts, done = checked_texts(listed(texts)), 0
         while window := [*islice(texts, WINDOW)]:
             yield from self._embed(window, prompt, done)
             done += len(window)
@@ -127,7 +119,7 @@ class Embedder:
             prompt = self.modules.prompts.get(self.modules.default_prompt, "")
         texts = [prompt + text for text in texts]
         texts = [text.lower() for text in texts] if self.modules.lower_case else texts
-        rows = self._batched.rows(tokenizer.encode_source, texts, done)
+        rows = self._rows(tokenizer.encode_source, texts, done)
         before, behind = (0, 0) if self.special_tokens else map(len, tokenizer.affixes("source"))
         if prompt and not self.modules.with_prompt:
             before = len(tokenizer.encode_source([prompt])[0]) - len(tokenizer.affixes("source")[1])
@@ -135,7 +127,7 @@ class Embedder:
         def vectors(params: Params, src: Array, lengths: Array) -> Array:
             return self._function(params, src, lengths, before, behind)
 
-        return self._batched.compute(vectors, rows)
+        return self._compute(vectors, rows)
 
 
 def _vectors(

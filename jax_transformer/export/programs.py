@@ -16,8 +16,7 @@ from jaxtyping import Array, Float, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.cache import Cache, new_cache, next_step
-from jax_transformer.decoding.hypotheses import make_selection
-from jax_transformer.decoding.rules import within_factor
+from jax_transformer.decoding.rules import make_rules, within_factor
 from jax_transformer.decoding.search import search
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
@@ -151,16 +150,13 @@ def _search(
     limits: Int32[Array, " B"],
 ) -> tuple[Int32[Array, "B K T"], Float[Array, "B K"], Int32[Array, "B K"]]:
     length = prefix.shape[1]
-    selection = make_selection(options, config, src, prefix)
     limits = within_factor(jnp.clip(limits, 1, length), options, config, src)
-    rules = selection.rules.replace(limits=limits)
+    rules = make_rules(options, config, src, prefix).replace(limits=limits)
     hypotheses, _ = search(
         (params,),
         (config,),
         src,
-        src_mask=None,
-        memory=None,
-        selection=selection.replace(rules=rules),
+        rules,
         target_length=length,
         beam_size=options.beam_size,
         execution=execution,

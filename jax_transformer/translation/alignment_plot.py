@@ -17,7 +17,9 @@ from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import check_path, exists_already, staged_file
+from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel
+from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import Translation
 
 if TYPE_CHECKING:
@@ -110,8 +112,7 @@ def alignments(
 def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> Int[np.ndarray, "rows _"]:
     """Return ids as an array whose length is a power of two where the model takes that."""
     longest = max(map(len, rows))
-    length = max(longest, min(1 << (longest - 1).bit_length(), config.max_length))
-    return np.array([[*ids, *[config.pad_id] * (length - len(ids))] for ids in rows])
+    return pad(rows, config.pad_id, max(longest, min(power_of_two(longest), config.max_length)))
 
 
 def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = False) -> None:

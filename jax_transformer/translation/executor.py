@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 
+from jax_transformer.decoding.slots import SlotSearch
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.text_files import is_blank
 from jax_transformer.translation.alignment_plot import alignments
-from jax_transformer.translation.pools import Pool, slot_length
+from jax_transformer.translation.pools import slot_length
 from jax_transformer.translation.result import TranslationResult
 from jax_transformer.translation.sources import Source, encode_sources
 from jax_transformer.translation.translate import TextSearch, Translation
@@ -191,7 +192,7 @@ def translate_as_completed(
     Yields:
         The error in place of translations whose logits are not finite.
     """
-    pools: dict[int, Pool] = {}  # by the length of their slots
+    pools: dict[int, SlotSearch] = {}  # by the length of their slots
     left: dict[int, Source] = {}  # the sources that are not complete
     for entering in _while_left(sources, left):
         if entering is not None:
@@ -200,7 +201,7 @@ def translate_as_completed(
                 pools[length] = search.pool(length, search.limit(length))
             left[entering.line] = entering
             pools[length].waiting.append(entering.line)
-            if len(pools[length].waiting) < pools[length].slots.num_free:
+            if len(pools[length].waiting) < pools[length].num_free:
                 continue  # more of them may be there
         for pool in pools.values():
             for ended in search.advance(pool, left, MOST_STEPS):

@@ -35,6 +35,7 @@ from jax_transformer.decoding.generation_config import (
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_attention, check_params, check_whole_number
 from jax_transformer.model.transformer import Params
+from jax_transformer.model.tree import in_dtype
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.folder import (
     CHECKPOINTS,
@@ -138,6 +139,10 @@ class TrainedModel(NamedTuple):
             return self
         adapter = peft_folder.read_adapter(folder, self.config)
         return self._replace(params=lora.attach(self.params, adapter))
+
+    def with_dtype(self, dtype: str | None) -> "TrainedModel":
+        """Return the model with parameters of another type; None keeps theirs."""
+        return self if dtype is None else self._replace(params=in_dtype(self.params, dtype))
 
     def with_max_length(self, max_length: int | None, name: str) -> "TrainedModel":
         """Return the model with another limit of its texts, in tokens; None keeps its own."""

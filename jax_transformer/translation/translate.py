@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.sampling import check_sampling
 from jax_transformer.decoding.search import NO_LIMIT
 from jax_transformer.decoding.slots import Ended, Group, SlotSearch
@@ -23,7 +23,6 @@ from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.checks import (
     check_execution,
-    check_generates,
     check_inputs,
     check_params,
     check_whole_number,
@@ -32,10 +31,7 @@ from jax_transformer.model.tree import parameter_shardings
 from jax_transformer.runtime.sharding import make_mesh, row_shards
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import (
-    FEWEST_LAST_SLOTS,
-    Pool,
     padded_rows,
-    pool_sizes,
     power_of_two,
     round_up,
     slot_length,
@@ -49,6 +45,11 @@ from jax_transformer.translation.sources import (
     sources_of,
     split_sentences,
 )
+
+SLOTS_PER_SOURCE = 8  # slots for each source of a group
+SMALLEST_GROUP = 4  # sources
+FEWEST_LAST_SLOTS = 32  # of the last attempt: fewer would be another program in most windows
+MOST_ROWS = 2**16  # of a pool, whatever number of tokens it may have
 
 
 class Translation(NamedTuple):
@@ -113,7 +114,7 @@ class TextSearch:
             return limit
         return min(limit, first)
 
-    def pools(self, left: Mapping[int, Source]) -> Iterator[Pool]:
+    def pools(self, left: Mapping[int, Source]) -> Iterator[SlotSearch]:
         """Yield pools of few shapes for sources, longest first, in two attempts.
 
         A step reads the whole cache, and the limit of a translation is far above its usual length.
@@ -136,31 +137,43 @@ class TextSearch:
             # Longest first: a pool that does not fit into memory fails before any is translated.
             for length, waiting in by_length.items():
                 target_length = self.target_length(length, is_last)
-                pool = self.pool(length, target_length)
-                num_slots = pool.slots.num_slots
+                num_slots, _ = self.pool_sizes(length, target_length)
                 if len(waiting) < min(num_slots, most):
                     continue
                 fewest = FEWEST_LAST_SLOTS if is_last else 1
                 needed = round_up(max(power_of_two(len(waiting)), fewest), shards)
-                # One group, if there is room for all.
-                if needed < num_slots or (is_last and len(waiting) <= num_slots):
-                    pool = self.pool(length, target_length, min(needed, num_slots))
+                has_room = needed < num_slots or (is_last and len(waiting) <= num_slots)
+                one_group = min(needed, num_slots) if has_room else None
+                pool = self.pool(length, target_length, one_group)
                 pool.waiting += waiting
                 yield pool
 
-    def pool(self, source_length: int, target_length: int, one_group: int | None = None) -> Pool:
-        """Return a pool in whose slots nothing runs.
+    def pool_sizes(self, source_length: int, target_length: int) -> tuple[int, int]:
+        """Return the most slots of a pool, and the sources of a group; shards divide both."""
+        shards = row_shards(self.mesh)
+        counted = 2 * max(source_length, (target_length - usual_target_length(0)) // 2)
+        most_tokens = self.lines.max_tokens * shards // self.generation.beam_size
+        num_slots = max(1, min(most_tokens // counted, MOST_ROWS) // shards) * shards
+        group_size = max(SMALLEST_GROUP, num_slots // SLOTS_PER_SOURCE)
+        return num_slots, min(num_slots, round_up(group_size, shards))
+
+    def pool(
+        self, source_length: int, target_length: int, one_group: int | None = None
+    ) -> SlotSearch:
+        """Return a search in slots in which nothing runs.
 
         Args:
             source_length: Length of the memory in a slot.
             target_length: Most tokens of a translation.
             one_group: Number of slots, which one group fills; None: as many as the memory takes.
         """
-        beam_size, shards = self.generation.beam_size, row_shards(self.mesh)
-        num_slots = group_size = one_group
-        if one_group is None:
-            most_tokens = self.lines.max_tokens * shards // beam_size
-            num_slots, group_size = pool_sizes(source_length, target_length, most_tokens, shards)
+        num_slots, group_size = self.pool_sizes(source_length, target_length)
+        if one_group is not None:
+            num_slots = group_size = one_group
+        generation = dataclasses.replace(self.generation, max_new_tokens=target_length)
+        if target_length < self.limit(source_length):
+            # A target of an attempt that has not ended is then among those that are returned.
+            generation = dataclasses.replace(generation, num_hypotheses=generation.beam_size)
         execution, (config, params, *_) = self.execution, self.models[0]
         if execution is None:
             execution = execution_on(
@@ -169,19 +182,19 @@ class TextSearch:
                 config,
                 kind=SearchExecution,
             )
-        slots = SlotSearch(
+        return SlotSearch(
             params=tuple(model.params for model in self.models),
             configs=tuple(model.config for model in self.models),
+            generation=generation,
             num_slots=num_slots,
+            group_size=group_size,
             source_length=source_length,
             target_length=target_length,
-            beam_size=beam_size,
             execution=execution,
         )
-        return Pool(slots, group_size)
 
     def advance(
-        self, pool: Pool, sources: Mapping[int, Source], most_steps: int = NO_LIMIT
+        self, pool: SlotSearch, sources: Mapping[int, Source], most_steps: int = NO_LIMIT
     ) -> list[Ended]:
         """Let a group of a pool enter, take steps until the next one can, return what has ended.
 
@@ -189,36 +202,30 @@ class TextSearch:
             sources: Those that wait, by number.
             most_steps: Most steps that are taken.
         """
-        count = min(pool.slots.num_free, pool.group_size)
+        count = min(pool.num_free, pool.group_size)
         entering, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
         if not entering and not pool.runs:
             return []
         until_free = min(len(pool.waiting), pool.group_size) or None
         with jax.set_mesh(self.mesh):
             group = self._group(pool, entering, sources) if entering else None
-            return pool.slots.advance(group, until_free, most_steps)
+            return pool.advance(group, until_free, most_steps)
 
-    def _group(self, pool: Pool, members: list[int], sources: Mapping[int, Source]) -> Group:
+    def _group(self, pool: SlotSearch, members: list[int], sources: Mapping[int, Source]) -> Group:
         """Return sources that enter together, with what each has of its own."""
-        config, target_length = self.models[0].config, pool.slots.target_length
-        if pool.generation is None:
-            options = dataclasses.replace(self.generation, max_new_tokens=target_length)
-            if target_length < self.limit(pool.slots.source_length):
-                # A target of an attempt that has not ended is then among those that are returned.
-                options = dataclasses.replace(options, num_hypotheses=options.beam_size)
-            pool.generation = options
+        config = self.models[0].config
         ids = [sources[member].ids for member in members]
-        src = padded_rows(ids, pool.group_size, pool.slots.source_length, config)
+        src = padded_rows(ids, pool.group_size, pool.source_length, config)
         check_inputs("src", src, config.src_vocab_size, None, config.stack("encoder"))
         rows = [sources[member] for member in np.resize(members, len(src))]
-        limits = [min(self.limit(len(source.ids)), target_length) for source in rows]
+        limits = [min(self.limit(len(source.ids)), pool.target_length) for source in rows]
         keys = None
         if self.seed is not None:
             places = np.array([(source.line, source.sentence) for source in rows], np.uint32)
             keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(places)
         src = src.astype(np.int32)
-        selection = make_selection(pool.generation, config, src, None, np.array(limits), keys)
-        return Group(members, src, selection)
+        rules = make_rules(pool.generation, config, src, None, np.array(limits), keys)
+        return Group(members, src, rules)
 
     def found(self, ended: Ended, source: Source) -> list[Translation]:
         """Return the translations of a source that has ended.
@@ -274,7 +281,6 @@ def text_search(
         del options[name]
     generation = models[0].generation_config(**options)
     for each in models:
-        check_generates(each.config)
         check_params(each.params, each.config)
         generation.check_model(each.config)
     check_sampling(generation, seed is not None)
@@ -373,7 +379,7 @@ def translate_windows(
                 while pool.waiting or pool.runs:
                     for ended in search.advance(pool, left):
                         source, length = left[ended.member], ended.hypotheses.lengths.max()
-                        if length == pool.slots.target_length < search.limit(len(source.ids)):
+                        if length == pool.target_length < search.limit(len(source.ids)):
                             continue  # it has outgrown its slot
                         translations[ended.member] = search.found(ended, source)
                         del left[ended.member]

@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import SearchExecution
-from jax_transformer.model.tree import in_dtype
 from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.text.text_files import is_blank
@@ -111,9 +110,7 @@ class Translator:
             if lengths[0] != lengths[1]:
                 fault = f"an ensemble needs one max_length, but theirs are {lengths}"
                 raise InputError(f"{self.name}: {fault}")
-        if dtype is not None:
-            models = [each._replace(params=in_dtype(each.params, dtype)) for each in models]
-        self.model, *self.ensemble = (place(each, self.mesh) for each in models)
+        self.model, *self.ensemble = (place(each.with_dtype(dtype), self.mesh) for each in models)
 
     def __repr__(self) -> str:
         """Return one line with the model's name and sizes."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jax_transformer import InputError, score
-from jax_transformer.decoding.sampling import Sampling, sample
+from jax_transformer.decoding.sampling import sample
 from tests.decoding.plain import quick_generate
 from tests.decoding.reversing import MAX_NEW_TOKENS, sources
 
@@ -42,13 +42,11 @@ def only(*ids, temperature=1.0):
     ids=str,
 )
 def test_draws_have_their_frequencies(options, expected):
-    top_k = options.get("top_k")
-    values = {
-        name: np.asarray(value, np.float32) for name, value in options.items() if name != "top_k"
+    options = {
+        name: value if name == "top_k" else np.float32(value) for name, value in options.items()
     }
-    sampling = Sampling(jax.random.key(0), top_k=top_k, **values)
-    logits = np.broadcast_to(LOGITS, (ROWS, 7))
-    drawn = jax.jit(sample)(logits, np.full(ROWS, 3, np.int32), sampling)
+    logits, steps = np.broadcast_to(LOGITS, (ROWS, 7)), np.full(ROWS, 3, np.int32)
+    drawn = jax.jit(sample, static_argnames="top_k")(logits, steps, jax.random.key(0), **options)
     frequencies = np.bincount(drawn, minlength=7) / ROWS
     assert (frequencies[expected == 0] == 0).all()
     deviation = np.sqrt(expected * (1 - expected) / ROWS)
@@ -56,8 +54,7 @@ def test_draws_have_their_frequencies(options, expected):
 
 
 def test_rows_and_steps_draw_apart():
-    sampling = Sampling(jax.random.key(0))
-    draw = functools.partial(jax.jit(sample), sampling=sampling)
+    draw = functools.partial(jax.jit(sample), key=jax.random.key(0))
     logits, steps = np.broadcast_to(LOGITS, (ROWS, 7)), np.zeros(ROWS, np.int32)
     first, second = draw(logits, steps), draw(logits, steps + 1)
     likely = np.square(softmax(LOGITS)).sum()  # that two draws agree

@@ -11,7 +11,8 @@ from jax_transformer import decode, encode, generate
 from jax_transformer.decoding import search
 from jax_transformer.decoding.beam import _is_done
 from jax_transformer.decoding.greedy import likeliest
-from jax_transformer.decoding.hypotheses import LengthPenalty, start_state
+from jax_transformer.decoding.hypotheses import start_state
+from jax_transformer.decoding.rules import length_divisor
 from tests.decoding.plain import (
     assert_equal,
     biased,
@@ -175,21 +176,22 @@ def test_a_target_may_be_shorter_than_the_source_it_is_as_long_as():
 def test_a_search_waits_for_the_most_favourable_length_that_is_still_open():
     """-1 multiplies a sum by its length, so the shortest text may be the best; 1 divides it."""
     counted, longest = jnp.array([1]), jnp.array([4])
-    penalty = LengthPenalty(np.array(-1, np.float32), "power")
-    selection = SimpleNamespace(early_stopping="never", length_penalty=penalty)
+    rules = SimpleNamespace(early_stopping="never", length_normalization="power")
+    rules.length_penalty = np.float32(-1)
     kept, opened = jnp.log(jnp.array([0.36])), jnp.log(jnp.array([0.63]))
-    assert (opened - 0.01) / penalty(counted + 1) > kept  # as the next token ends it
     with unchecked():
-        assert not _is_done(opened, kept, counted, longest, selection)
-        assert _is_done(2.3 * opened, kept, counted, longest, selection)
-        assert _is_done(opened, kept, longest - 1, longest, selection)  # 4 tokens: -1.85
-        selection.length_penalty = LengthPenalty(np.array(1, np.float32), "power")
+        # As the next token ends it.
+        assert (opened - 0.01) / length_divisor(counted + 1, rules) > kept
+        assert not _is_done(opened, kept, counted, longest, rules)
+        assert _is_done(2.3 * opened, kept, counted, longest, rules)
+        assert _is_done(opened, kept, longest - 1, longest, rules)  # 4 tokens: -1.85
+        rules.length_penalty = np.float32(1)
         kept, opened = jnp.array([-0.3]), jnp.array([-0.9])  # of 2 tokens -.45, of 4 -.225
-        assert not _is_done(opened, kept, counted, longest, selection)
-        assert _is_done(opened, kept + 0.1, counted, longest, selection)
-        selection.early_stopping = False  # at the present length: -.45 of 2 tokens
-        assert _is_done(opened, jnp.array([-0.44]), counted + 1, longest, selection)
-        assert not _is_done(opened, jnp.array([-0.46]), counted + 1, longest, selection)
+        assert not _is_done(opened, kept, counted, longest, rules)
+        assert _is_done(opened, kept + 0.1, counted, longest, rules)
+        rules.early_stopping = False  # at the present length: -.45 of 2 tokens
+        assert _is_done(opened, jnp.array([-0.44]), counted + 1, longest, rules)
+        assert not _is_done(opened, jnp.array([-0.46]), counted + 1, longest, rules)
 
 
 @pytest.mark.parametrize(("early_stopping", "kept"), [(True, 4), (False, 4), ("never", 2)])
@@ -197,10 +199,10 @@ def test_a_source_is_done_by_as_many_finished_targets_as_its_beam_has(early_stop
     """As in transformers; a search that looks for the best ones needs no more than those."""
     layers = [(jnp.zeros(()),)]
     cache = SimpleNamespace(ancestors=jnp.zeros((3, 4, 5)), layers=layers)
-    rules = SimpleNamespace(start=np.ones(3, np.int32))
-    selection = SimpleNamespace(rules=rules, num_hypotheses=2, early_stopping=early_stopping)
+    start = np.ones(3, np.int32)
+    rules = SimpleNamespace(start=start, num_hypotheses=2, early_stopping=early_stopping)
     with unchecked():
-        finished = start_state((cache,), 0, selection).finished
+        finished = start_state((cache,), 0, rules).finished
     assert finished.tokens.shape == (3, kept, 5)
     assert finished.scores.shape == finished.lengths.shape == (3, kept)
 

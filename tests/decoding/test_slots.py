@@ -9,7 +9,7 @@ import pytest
 
 from jax_transformer import generate
 from jax_transformer.decoding.generation_config import GenerationConfig
-from jax_transformer.decoding.hypotheses import make_selection
+from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.slots import Group, SlotSearch
 from jax_transformer.kernels.execution import SearchExecution
 from tests.models import random_params, small_config
@@ -42,7 +42,9 @@ SHAPES = {
     "recurrence": ("ssru", {}),
 }
 EXECUTION = SearchExecution()
-greedy_slots = partial(SlotSearch, source_length=9, beam_size=1, execution=EXECUTION)
+greedy_slots = partial(
+    SlotSearch, source_length=9, generation=GenerationConfig(STEPS), execution=EXECUTION
+)
 
 
 @pytest.fixture
@@ -70,16 +72,17 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
             own = None if prefix is None else prefix[here]
             keys = None if key is None else key[here]
             src = SRC[here].astype(np.int32)
-            selection = make_selection(given, configs[0], src, own, LIMITS[here], keys)
-            yield Group(members, src, selection)
+            rules = make_rules(given, configs[0], src, own, LIMITS[here], keys)
+            yield Group(members, src, rules)
 
     slots = SlotSearch(
         params=params,
         configs=configs,
+        generation=GenerationConfig(STEPS, beam_size=options.get("beam_size", 1)),
         num_slots=num_slots,
+        group_size=rows,
         source_length=source_length,
         target_length=longest,
-        beam_size=options.get("beam_size", 1),
         execution=execution,
     )
     found = {}
@@ -151,13 +154,15 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
     table = np.array(params["source_embedding"]["embedding"])
     table[35] = np.nan
     broken = params | {"source_embedding": {"embedding": table}}
-    selection = make_selection(GenerationConfig(9), config, SRC[:2].astype(np.int32))
+    rules = make_rules(GenerationConfig(9), config, SRC[:2].astype(np.int32))
     groups = []
     for first in range(0, 12, 2):
         src = np.full((2, 9), 5 + first, np.int32)
         src[0, 3] = 35 if first == 4 else 6
-        groups.append(Group([first, first + 1], src, selection))
-    slots = greedy_slots(params=(broken,), configs=(config,), num_slots=4, target_length=9)
+        groups.append(Group([first, first + 1], src, rules))
+    slots = greedy_slots(
+        params=(broken,), configs=(config,), num_slots=4, group_size=2, target_length=9
+    )
     failed = {member: failed_at for member, _, failed_at in search_all(slots, groups)}
     assert sorted(failed) == list(range(12))
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
@@ -167,12 +172,14 @@ def test_a_search_runs_on_after_the_steps_that_an_integer_can_count(model):
     params, config = model
 
     def found(steps_before):
-        slots = greedy_slots(params=(params,), configs=(config,), num_slots=8, target_length=STEPS)
+        slots = greedy_slots(
+            params=(params,), configs=(config,), num_slots=8, group_size=4, target_length=STEPS
+        )
         ended = []
         for first in (0, 4):
             rows = np.arange(first, first + 4)
             src, options = SRC[rows].astype(np.int32), GenerationConfig(max_new_tokens=STEPS)
-            group = Group(rows.tolist(), src, make_selection(options, config, src))
+            group = Group(rows.tolist(), src, make_rules(options, config, src))
             ended += slots.advance(group, most_steps=3)
         state = slots._slots.state
         (cache,) = state.caches

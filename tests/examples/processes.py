@@ -1,6 +1,8 @@
 """The programs of docs/examples for Ray, as processes of this machine. Linux only."""
 
 import contextlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +24,12 @@ def descendants(ancestor: int, name: str) -> list[int]:
         return process == ancestor or (process in parents and descends(parents[process]))
 
     return [process for process in names if names[process].startswith(name) and descends(process)]
+
+
+def finished(command: list[str], path: str = str(ROOT), **options) -> subprocess.CompletedProcess:
+    """Return a program that has ended, and what it has said; it imports from a path."""
+    options |= {"env": os.environ | {"PYTHONPATH": path}, "check": False}
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def translate_command(model: Path, source: Path, output: Path) -> list[str]:

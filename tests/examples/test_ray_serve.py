@@ -6,9 +6,7 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,17 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
 
-import jax
 import pytest
 
-from jax_transformer import InputError, Translator
-from jax_transformer.decoding.slots import SlotSearch
+from jax_transformer import InputError
 from jax_transformer.translation.executor import TranslationExecutor
-from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
-from tests.examples.processes import EXAMPLES, REPLICA, ROOT, descendants
-from tests.models import tiny_model
+from tests.examples.processes import EXAMPLES, REPLICA, ROOT, descendants, finished
 from tests.tiers import tiered_rows
+from tests.translation.streams import HeldSearch, varied_model
 
 pytest.importorskip("ray.serve")
 sys.path.insert(0, str(EXAMPLES))
@@ -42,10 +37,7 @@ LINES = ["abba", "a", "cab cab cab", "b", "bacab", "fed dab", "dead", "fade a be
 
 @pytest.fixture(scope="module")
 def model():
-    """A model of random parameters, large enough that texts have different translations."""
-    untrained = tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=40)
-    untrained = untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
-    return untrained._replace(generation={"beam_size": 3})
+    return varied_model()._replace(generation={"beam_size": 3})
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +49,10 @@ def expected(model):
 
 
 @pytest.fixture
-def replica(model):
+def replica(translator):
     """A replica without Ray: what it does to lines and to requests."""
     served = object.__new__(ray_serve.LibreTranslate.func_or_class)
-    served.translator, served.executors = Translator(model), {}
+    served.translator, served.executors = translator, {}
     served.sources, served.targets = CODES
     yield served
     for executor in served.executors.values():
@@ -189,13 +181,8 @@ def test_clients_share_one_search_and_a_bad_line_spoils_no_other(replica, expect
 
 
 def test_texts_of_a_client_that_leaves_are_cancelled(replica, monkeypatch):
-    executor, advance = replica.executor(Languages(None, None)), SlotSearch.advance
-    submitted, in_search, goes_on = [], threading.Event(), threading.Event()
-
-    def waits(*arguments):
-        in_search.set()
-        assert goes_on.wait(60)
-        return advance(*arguments)
+    executor = replica.executor(Languages(None, None))
+    held, submitted = HeldSearch(monkeypatch), []
 
     def submit(text):
         submitted.append(TranslationExecutor.submit(executor, text))
@@ -208,30 +195,21 @@ def test_texts_of_a_client_that_leaves_are_cancelled(replica, monkeypatch):
         answering.cancel()  # as Serve does
         await asyncio.wait([answering])
 
-    monkeypatch.setattr(SlotSearch, "advance", waits)
     monkeypatch.setattr(executor, "submit", submit)
     submit("abba")
-    assert in_search.wait(60)
+    assert held.begun.wait(60)
     asyncio.run(leaves())
     cancelled = [future.cancelled() for future in submitted]
-    goes_on.set()
+    held.goes_on.set()
     assert cancelled == [False, *[True] * 9, False]  # the last line is blank
 
 
-def test_codes_of_the_clients_are_those_of_the_model(model):
-    translator = Translator(model)
+def test_codes_of_the_clients_are_those_of_the_model(translator):
     assert ray_serve.read_codes("en,de", translator) == {"en": None, "de": None}
     assert ray_serve.read_codes("en=eng_Latn,de", translator) == {"en": "eng_Latn", "de": None}
     query = read_query("", urlencode(PLAIN).encode(), {"en": "eng_Latn"}, {"de": "deu_Latn"})
     assert query.languages == Languages("eng_Latn", "deu_Latn")
     assert answer(query, [["x"]]) == {"translatedText": "x"}
-
-
-@pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served") / "model"
-    save(folder, model)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -334,10 +312,7 @@ REFUSED = (
 def test_what_cannot_be_served_is_one_line(folder, arguments, message):
     command = [Path(sys.executable).with_name("serve"), "run", "ray_serve:app"]
     command += arguments.format(folder=folder).split()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, check=False
-    )
+    done = finished(command, cwd=EXAMPLES)
     assert done.returncode == 1
     *_, said = done.stderr.splitlines()
     assert said.startswith("Error: ")

@@ -8,21 +8,20 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from jax_transformer.text.text_files import decode_lines
-from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.translate import translate
 from tests.examples.processes import (
     EXAMPLES,
     ROOT,
     WORKER,
     descendants,
+    finished,
     ray_command,
     translate_command,
 )
-from tests.models import tiny_model, unchecked
+from tests.models import unchecked
 from tests.tiers import tiered
 
 pytest.importorskip("ray.data")
@@ -33,19 +32,6 @@ QUICK = ("ray_translate",)
 LINES = ["abba", "a", "cab cab cab", "b", "bacab", "fed dab", "", " \t", "cafe"]
 # A mark at the start and one that is text, ends of lines of both kinds, others that end none.
 TEXT = "\ufeffabba\r\n\ufeffcab\n\n fed\u2028dab\x0bbead\rface\n\r\nb\n"
-
-
-@pytest.fixture(scope="module")
-def model():
-    untrained = tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=40)
-    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
-
-
-@pytest.fixture(scope="module")
-def folder(model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model") / "model"
-    save(folder, model)
-    return folder
 
 
 def translated(folder, path, lines):
@@ -130,14 +116,7 @@ def test_bad_input_is_refused_before_ray_starts(monkeypatch, tmp_path, change, m
 @pytest.mark.parametrize("name", tiered(["ray_translate", "ray_serve", "ray_prepare"], QUICK))
 def test_a_missing_extra_is_one_line(name):
     program = f"import sys; sys.modules['ray'] = None; import {name}"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{EXAMPLES}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished([sys.executable, "-c", program], path=f"{ROOT}:{EXAMPLES}")
     said = f'error: {name}.py needs ray: pip install "jax-transformer[ray]"\n'
     assert (done.returncode, done.stderr) == (1, said)
 
@@ -170,9 +149,7 @@ def test_a_worker_that_is_killed_loses_no_line_and_doubles_none(folder, tmp_path
 def test_bad_lines_end_the_program_in_one_line_and_leave_no_file(folder, tmp_path):
     source, output = tmp_path / "source", tmp_path / "output"
     source.write_bytes(b"a\n" * 30 + b"\xff\n")
-    command = ray_command(folder, source, output, 1, 10)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = finished(ray_command(folder, source, output, 1, 10))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"error: {source}, after line 30: {source}:31:1")
     assert os.listdir(tmp_path) == ["source"]

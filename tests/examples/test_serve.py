@@ -18,11 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from jax_transformer import Translator
-from jax_transformer.decoding.slots import SlotSearch
-from jax_transformer.translation.model_folder import save
 from tests.examples.processes import EXAMPLES, ROOT
-from tests.models import tiny_model
+from tests.translation.streams import HeldSearch
 
 sys.path.insert(0, str(EXAMPLES))
 import serve
@@ -30,16 +27,6 @@ import serve
 TEXTS = ["abba", "a", "cab cab", "b", "bacab", "dab", "dead", "fade a bed", "", "cafe"] * 2
 NO_TEXTS = '"q" must be a text, or a list of at most 1,024 texts'
 NO_Q = 'the request has no "q": send {"q": a text, or a list of texts}'
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=40)
-
-
-@pytest.fixture(scope="module")
-def translator(model):
-    return Translator(model)
 
 
 @pytest.fixture
@@ -207,20 +194,12 @@ def test_another_error_is_shown(server, capfd, monkeypatch):
 
 
 def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
-    submitted, in_search, goes_on = [], threading.Event(), threading.Event()
-    advance, submit = SlotSearch.advance, of_texts(server).submit
-
-    def waits(*arguments):
-        in_search.set()
-        assert goes_on.wait(60)
-        return advance(*arguments)
-
-    monkeypatch.setattr(SlotSearch, "advance", waits)
+    submitted, held, submit = [], HeldSearch(monkeypatch), of_texts(server).submit
     monkeypatch.setattr(
         of_texts(server), "submit", lambda text: submitted.append(submit(text)) or submitted[-1]
     )
     running = submit("abba")
-    assert in_search.wait(60)
+    assert held.begun.wait(60)
     with ThreadPoolExecutor(1) as others:
         stays = others.submit(ask, server.server_port, b'{"q": "abba"}')
         while not submitted:
@@ -230,16 +209,15 @@ def test_texts_of_a_client_that_leaves_are_cancelled(server, monkeypatch):
         while sum(future.cancelled() for future in submitted) < 9 and time.monotonic() < end:
             time.sleep(0.05)
         cancelled = [future.cancelled() for future in submitted]
-        goes_on.set()
+        held.goes_on.set()
         assert cancelled == [False, *[True] * 9]
         assert stays.result() == (200, {"translatedText": running.result(60).text})
 
 
-def start(model, folder, *options):
+def start(folder, *options):
     """Return a process that serves a model, and its port."""
-    save(folder / "model", model)
     process = subprocess.Popen(
-        [sys.executable, EXAMPLES / "serve.py", folder / "model", "0", *options],
+        [sys.executable, EXAMPLES / "serve.py", folder, "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -250,14 +228,10 @@ def start(model, folder, *options):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
-    model, translator, tmp_path, number
-):
-    process, port = start(model, tmp_path)
-    body, expected = (
-        json.dumps({"q": TEXTS * 20}).encode(),
-        [each.text for each in translator(TEXTS)],
-    )
+def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(folder, translator, number):
+    process, port = start(folder)
+    body = json.dumps({"q": TEXTS * 20}).encode()
+    expected = [each.text for each in translator(TEXTS)]
     with ThreadPoolExecutor(8) as clients:
         answers = [clients.submit(ask, port, body) for _ in range(8)]
         time.sleep(1)  # the search is being compiled
@@ -272,8 +246,8 @@ def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_server_at_once(model, tmp_path, number):
-    process, port = start(model, tmp_path, "--allow-origin", ORIGIN)
+def test_a_second_signal_ends_the_server_at_once(folder, number):
+    process, port = start(folder, "--allow-origin", ORIGIN)
     _, headers, _ = answer_to(port, "OPTIONS", origin=ORIGIN)
     assert headers["Access-Control-Allow-Origin"] == ORIGIN
     with socket.create_connection(("localhost", port)):  # and says nothing

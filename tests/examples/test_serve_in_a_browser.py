@@ -2,13 +2,12 @@
 
 import threading
 
-import jax
 import pytest
 
 from jax_transformer import Translator
 from tests.examples.test_serve import serve
-from tests.models import tiny_model
 from tests.site.test_in_a_browser import BEYOND, FAINT, WIDTHS, browser
+from tests.translation.streams import varied_model
 
 __all__ = ["browser"]  # a fixture
 pytestmark = pytest.mark.exhaustive
@@ -19,8 +18,7 @@ HOSTILE = "<img src=x onerror='document.title = 1'><script>document.title = 2</s
 
 @pytest.fixture(scope="module")
 def translator():
-    model = tiny_model(["abc cab fed dab bead"], vocab_size=16, seed=128, max_length=80)
-    return Translator(model._replace(params=jax.tree.map(lambda leaf: 3 * leaf, model.params)))
+    return Translator(varied_model(max_length=80))
 
 
 @pytest.fixture

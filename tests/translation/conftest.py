@@ -3,20 +3,16 @@
 import io
 import sys
 
-import jax
 import pytest
 
 from jax_transformer import Translator
 from jax_transformer.commands import main as cli
-from tests.models import tiny_model
+from tests.translation.streams import varied_model
 
 
 @pytest.fixture(scope="session")
 def model():
-    """A model of random parameters: some of its translations end, others run to their limit."""
-    fields = {"vocab_size": 16, "seed": 128, "max_length": 40}
-    untrained = tiny_model(["abc cab fed dab bead"], **fields)
-    return untrained._replace(params=jax.tree.map(lambda leaf: 3 * leaf, untrained.params))
+    return varied_model()
 
 
 @pytest.fixture(scope="session")

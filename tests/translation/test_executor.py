@@ -1,6 +1,7 @@
 """Texts that enter a running search get the results of a call, whatever runs beside them."""
 
 import atexit
+import itertools
 import os
 import random
 import signal
@@ -8,22 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 
-import jax
 import numpy as np
 import pytest
 
 from jax_transformer import InputError, Translator
 from jax_transformer.decoding.generation import NonFiniteError
-from jax_transformer.decoding.slots import Group, SlotSearch
-from jax_transformer.translation.alignment_plot import alignments
-from jax_transformer.translation.executor import (
-    MOST_STEPS,
-    TranslationExecutor,
-    translate_as_completed,
-)
+from jax_transformer.decoding.slots import SlotSearch
+from jax_transformer.translation import executor as executor_module
+from jax_transformer.translation.executor import MOST_STEPS, translate_as_completed
 from jax_transformer.translation.pools import SHORTEST_SLOT
 from jax_transformer.translation.sources import Source, encode_sources
 from jax_transformer.translation.translate import text_search
@@ -31,14 +26,14 @@ from tests.models import tiny_model, unchecked
 from tests.parity.ladder import ROUNDED, error
 from tests.programs import ROOT, run_python
 from tests.tiers import tiered
+from tests.translation.streams import HeldSearch, varied_model
 
 WORDS = ["a", "cab", "fed", "dab", "bead", "abba", "decade"]
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = tiny_model([" ".join(WORDS)], vocab_size=16, seed=128, max_length=160)
-    return model._replace(params=jax.tree.map(lambda leaf: 3 * leaf, model.params))
+    return varied_model(" ".join(WORDS), max_length=160)
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +114,11 @@ def test_pauses_come_at_any_time(model, lines):
 
 
 ON_EIGHT_DEVICES = """
-import jax
 from jax_transformer import Translator
 from jax_transformer.runtime.sharding import make_mesh
-from tests.models import tiny_model
+from tests.translation.streams import varied_model
 
-model = tiny_model(["a cab fed dab bead"], vocab_size=16, seed=128, max_length=40)
-model = model._replace(params=jax.tree.map(lambda leaf: 3 * leaf, model.params))
+model = varied_model("a cab fed dab bead")
 lines = ["cab fed", "a", "dab " * 9, "bead bead", "fed"] * 5
 expected = [result.text for result in Translator(model)(lines)]
 with Translator(model, mesh=make_mesh("data=2,fsdp=2,tensor=2")).executor() as executor:
@@ -236,69 +229,43 @@ class Panic(BaseException):
     """As those of a library of Rust: no `Exception`."""
 
 
-def test_an_alignment_that_fails_is_the_error_of_its_text(model, monkeypatch):
-    broken = threading.Event()
+@pytest.mark.parametrize(
+    ("place", "name", "kind"),
+    [
+        (SlotSearch, "advance", MemoryError),
+        (SlotSearch, "advance", Panic),
+        (executor_module, "alignments", MemoryError),
+    ],
+)
+def test_what_breaks_once_breaks_what_runs_and_nothing_later(model, monkeypatch, place, name, kind):
+    """A step of the search, or the alignment of a text."""
+    whole, calls, with_alignments = getattr(place, name), itertools.count(), name == "alignments"
 
     def breaks(*arguments, **options):
-        if not broken.is_set():
-            broken.set()
-            raise MemoryError("no memory")
-        return alignments(*arguments, **options)
-
-    monkeypatch.setattr("jax_transformer.translation.executor.alignments", breaks)
-    with Translator(model).executor(alignments=True) as executor:
-        with pytest.raises(MemoryError):
-            executor.submit("abba").result(60)
-        assert executor.submit("abba").result(60).alignment
-
-
-@pytest.mark.parametrize("kind", [MemoryError, Panic])
-def test_what_breaks_the_search_breaks_what_runs_and_nothing_later(model, monkeypatch, kind):
-    translator = Translator(model)
-    broken, advance = threading.Event(), SlotSearch.advance
-
-    def breaks(*arguments):
-        if not broken.is_set():
-            broken.set()
+        if next(calls) == 0:
             raise kind("no memory")
-        return advance(*arguments)
+        return whole(*arguments, **options)
 
-    monkeypatch.setattr(SlotSearch, "advance", breaks)
-    with translator.executor() as executor:
+    monkeypatch.setattr(place, name, breaks)
+    with Translator(model).executor(alignments=with_alignments) as executor:
         with pytest.raises(kind):
             executor.submit("abba").result(60)
         assert_idle()
-        assert executor.submit("abba").result(60).text == translator("abba").text
+        again = executor.submit("abba").result(60)
+        assert again.text == Translator(model)("abba").text
+        assert bool(again.alignment) is with_alignments
         assert_idle()
-
-
-class Held(NamedTuple):
-    """A search that stands still."""
-
-    executor: TranslationExecutor
-    running: Future
-    goes_on: threading.Event
-    groups: list[Group | None]  # that entered
 
 
 @pytest.fixture
 def held(model, monkeypatch):
-    """An executor with a text in its search, which takes no step until `goes_on` is set."""
-    in_search, goes_on, groups = threading.Event(), threading.Event(), []
-    advance = SlotSearch.advance
-
-    def waits(slots, group, *bounds):
-        in_search.set()
-        assert goes_on.wait(60)
-        groups.append(group)
-        return advance(slots, group, *bounds)
-
-    monkeypatch.setattr(SlotSearch, "advance", waits)
-    with Translator(model).executor() as executor:
-        running = executor.submit("abba")
-        assert in_search.wait(60)
-        yield Held(executor, running, goes_on, groups)
-        goes_on.set()
+    """A search that stands still, with its executor and the text that runs."""
+    held = HeldSearch(monkeypatch)
+    with Translator(model).executor() as held.executor:
+        held.running = held.executor.submit("abba")
+        assert held.begun.wait(60)
+        yield held
+        held.goes_on.set()
 
 
 def entered(held):

@@ -103,8 +103,6 @@ def test_sampled_sentences_depend_on_their_place_alone(translator):
 def test_what_makes_no_sense_with_sentences_is_refused_at_once(translator, monkeypatch):
     with pytest.raises(InputError, match="'en': alignments are of whole lines"):
         translator(["a"], split_sentences="en", alignments=True)
-    with pytest.raises(InputError, match="set num_hypotheses=1"):
-        translator(["a"], split_sentences="en", beam_size=2, num_hypotheses=2)
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(ModuleNotFoundError) as missing:
         translator(["a"], split_sentences="en")

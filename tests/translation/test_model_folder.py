@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 
 import jax
 import numpy as np
@@ -79,12 +80,18 @@ def refusal(directory):
     return str(refused.value)
 
 
-def test_comes_back_bit_for_bit(trained, directory):
-    assert sorted(path.name for path in directory.iterdir()) == MODEL_FILES
-    config, params, tokenizer, generation = jax_transformer.load(str(directory))
+DEFAULTS = {"beam_size": 4, "max_new_tokens": 9, "banned_sequences": ((0, 3), (4,))}
+
+
+@pytest.mark.parametrize("generation", [None, DEFAULTS], ids=["a plain tuple", "defaults"])
+def test_comes_back_bit_for_bit(trained, tmp_path, generation):
+    directory = str(tmp_path / "model")
+    save(directory, trained[:3] if generation is None else (*trained[:3], generation))
+    assert sorted(os.listdir(directory)) == MODEL_FILES
+    config, params, tokenizer, found = jax_transformer.load(directory)
     assert config == trained.config
     assert tokenizer.digest() == trained.tokenizer.digest()
-    assert generation == {"beam_size": 1, "length_penalty": 0.6}
+    assert found == (generation or {"beam_size": 1, "length_penalty": 0.6})
     assert jax.tree.structure(params) == jax.tree.structure(trained.params)
     for actual, expected in zip(*map(jax.tree.leaves, (params, trained.params)), strict=True):
         assert isinstance(actual, jax.Array)
@@ -103,12 +110,6 @@ def test_config_json_describes_the_model_and_every_other_file(trained, directory
         for name in MODEL_FILES[1:]
     }
     assert description["config_sha256"] == digest(description)
-
-
-def test_generation_defaults_come_back(trained, tmp_path):
-    generation = {"beam_size": 4, "max_new_tokens": 9, "banned_sequences": ((0, 3), (4,))}
-    save(tmp_path / "model", trained._replace(generation=generation))
-    assert load(tmp_path / "model").generation == generation
 
 
 def test_an_existing_model_is_kept_unless_overwriting_is_allowed(trained, other, directory):
@@ -311,25 +312,13 @@ def test_another_tokenizer_is_refused(trained, directory):
     assert message.startswith(f"{directory / 'tokenizer.json'}: is damaged or of another model")
 
 
-def test_a_tokenizer_of_another_size_is_refused(trained, tmp_path):
+def test_parts_that_do_not_fit_are_refused(trained, tmp_path):
     smaller = train_byte_pair(["ein kleines Haus", "a small house"], vocab_size=29)
-    write(tmp_path / "model", trained._replace(tokenizer=smaller))
-    assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "model")
-
-
-def test_parameters_of_another_precision_are_refused(trained, tmp_path):
+    write(tmp_path / "size", trained._replace(tokenizer=smaller))
+    assert "src_vocab_size=30 must be the tokenizer's 29" in refusal(tmp_path / "size")
     half = jax.tree.map(lambda leaf: leaf.astype("float16"), trained.params)
-    write(tmp_path / "model", trained._replace(params=half))
-    assert "is float16, but must be float32" in refusal(tmp_path / "model")
-
-
-def test_a_plain_tuple_is_saved_and_comes_back(trained, tmp_path):
-    config, params, tokenizer, _ = trained
-    save(str(tmp_path / "model"), (config, params, tokenizer))
-    again = load(tmp_path / "model")
-    assert same_params(again, trained)
-    assert again.config == config
-    assert again.generation == {"beam_size": 1, "length_penalty": 0.6}
+    write(tmp_path / "precision", trained._replace(params=half))
+    assert "is float16, but must be float32" in refusal(tmp_path / "precision")
 
 
 def test_a_model_of_ids_alone_is_saved_loaded_and_refused_where_text_is_needed(trained, tmp_path):

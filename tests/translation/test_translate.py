@@ -66,7 +66,7 @@ def sources(monkeypatch):
 
     def echo(slots, group, *bounds):
         sources.append(group.src)
-        ended, count = [], group.selection.num_hypotheses
+        ended, count = [], group.rules.num_hypotheses
         for member, ids in zip(group.members, group.src, strict=False):
             found = [ids] * count, np.zeros(count), np.full(count, (ids != 0).sum())
             ended.append(Ended(member, Hypotheses(*found), -1))
@@ -310,7 +310,7 @@ def test_a_high_limit_of_the_model_is_tried_last(model, options, monkeypatch):
     calls = []
 
     def record(slots, group, *bounds):
-        calls.append((slots.target_length, group.selection.num_hypotheses))
+        calls.append((slots.target_length, group.rules.num_hypotheses))
         return advance(slots, group, *bounds)
 
     advance = SlotSearch.advance
