@@ -109,7 +109,8 @@ def with_slots(cache: AttentionCache, slots: int) -> AttentionCache:
     def padded(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*longer"]:
         return jnp.pad(x, [(0, slots if n == axis else 0) for n in range(x.ndim)])
 
-    return AttentionCache(*map(padded, cache, cache.axes))
+    key_axis, value_axis = cache.axes
+    return AttentionCache(padded(cache.keys, key_axis), padded(cache.values, value_axis))
 
 
 def empty_slots(like: AttentionCache, slots: int) -> AttentionCache:
@@ -118,7 +119,8 @@ def empty_slots(like: AttentionCache, slots: int) -> AttentionCache:
     def empty(x: Float[Array, "*shape"], axis: int) -> Float[Array, "*other"]:
         return jnp.zeros((*x.shape[:axis], slots, *x.shape[axis + 1 :]), x.dtype)
 
-    return AttentionCache(*map(empty, like, like.axes))
+    key_axis, value_axis = like.axes
+    return AttentionCache(empty(like.keys, key_axis), empty(like.values, value_axis))
 
 
 def write_slots(
@@ -137,7 +139,10 @@ def write_slots(
         new = jnp.where(fits.reshape(-1, *(1,) * (new.ndim - 1)), new.astype(slots.dtype), old)
         return jax.lax.dynamic_update_slice_in_dim(slots, new, start, axis)
 
-    return AttentionCache(*map(write, cache, new, cache.axes))
+    key_axis, value_axis = cache.axes
+    return AttentionCache(
+        write(cache.keys, new.keys, key_axis), write(cache.values, new.values, value_axis)
+    )
 
 
 def attend_to_cache(
