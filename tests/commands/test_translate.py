@@ -278,7 +278,7 @@ def kill_at(monkeypatch):
 )
 def test_a_resumed_output_has_the_same_bytes(run, tmp_path, kill_at, options):
     path, output = tmp_path / "input", tmp_path / "output"
-    path.write_text("".join(f"{LINES[n % 4]}. Abc {LINES[n % 3]}!  Cab.\n" for n in range(150)))
+    path.write_text("".join(f"{LINES[n % 4]}. Abc {LINES[n % 3]}!  Cab.\n" for n in range(210)))
     options = (f"--input={path}", "--window=70", "--overlong=cut", *options)
     calls = kill_at(0)
     _, expected, _ = run(b"", *options)
@@ -346,7 +346,7 @@ def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, te
 @pytest.fixture
 def files(tmp_path, checkpoint):
     """An input of several windows, the name of an output, and what it must hold."""
-    lines = [LINES[number % 4] + " c" * (number % 3) for number in range(150)]
+    lines = [LINES[number % 4] + " c" * (number % 3) for number in range(210)]
     path = tmp_path / "input.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
     expected = "".join(f"{best.text}\n" for best, *_ in translate(checkpoint, lines))
@@ -412,7 +412,7 @@ def test_a_line_without_end_is_refused(run, monkeypatch):
 def bad_files(tmp_path, checkpoint, monkeypatch):
     """An input of several windows with bad lines of each kind, its output, and their numbers."""
     monkeypatch.setattr(text_stream, "LONGEST_LINE", 60)
-    lines = [(LINES[number % 4] + " c" * (number % 3)).encode() for number in range(150)]
+    lines = [(LINES[number % 4] + " c" * (number % 3)).encode() for number in range(210)]
     bad = {3: b"a\xff", 60: b"\0", 64: b"c" * 61, 65: b"abc " * 12, 100: b"\xff\xfe", 149: b"a\0b"}
     for number, line in bad.items():
         lines[number - 1] = line
@@ -433,11 +433,11 @@ def test_bad_lines_are_skipped_in_their_places_and_counted(run, bad_files):
     told = told.replace(str(path), "standard input")
     assert run(path.read_bytes(), *options) == (0, expected, told)
     code, out, err = run(path.read_bytes(), *options, "--overlong=cut", "--beam=2", "--nbest=2")
-    assert (code, out.count("\n")) == (0, 300)
+    assert (code, out.count("\n")) == (0, 420)
     assert out.split("\n")[4:6] == ["", ""]
     assert out.split("\n")[128] != ""  # line 65 is cut and no bad line
     cut, told = err.splitlines()
-    assert cut.startswith("1 of 150 lines cut to max_length=12 tokens")
+    assert cut.startswith("1 of 210 lines cut to max_length=12 tokens")
     assert told.startswith("5 bad lines gave blank lines, the first: standard input:3, ")
 
 
@@ -475,7 +475,7 @@ def test_a_refused_line_leaves_the_windows_before_its_own(run, bad_files, tmp_pa
     path.write_bytes(b"\n".join(lines))
     assert run(b"", *options) == (0, "", "resumed after 70 lines\n")
     assert output.read_text().startswith(out)
-    assert output.read_text().count("\n") == 150
+    assert output.read_text().count("\n") == 210
 
 
 @pytest.mark.exhaustive
