@@ -1,6 +1,7 @@
 """`jax-transformer embed`: one vector for each line of a file."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def embed(arguments: Arguments) -> None:
             "name the texts by --input FILE, and by --output a file whose name ends in .npy"
         )
     check_path(output, WRITING)
-    if output.exists() and not arguments.overwrite:
+    if os.path.lexists(output) and not arguments.overwrite:
         raise exists_already(output)
     if not (number := count_lines(source)):
         raise InputError(f"{source}: has no line of text; name another file")

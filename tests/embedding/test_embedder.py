@@ -313,10 +313,12 @@ def test_the_command_writes_a_row_for_each_line(encoder, tmp_path, capsys):
     cli.main([*command, f"--output={tmp_path / 'x.npy'}"])
     assert "x.npy written: float32 [30, 32]" in capsys.readouterr().out
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), Embedder(encoder)(text(1)[:30]))
+    (tmp_path / "dangling.npy").symlink_to("missing.npy")
     for options, message in (
         ((), "name the texts by --input FILE"),
         (("--output=x.txt",), "whose name ends in .npy"),
         ((f"--output={tmp_path / 'x.npy'}",), "exists already"),
+        ((f"--output={tmp_path / 'dangling.npy'}",), "exists already"),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main([*command, *options])
