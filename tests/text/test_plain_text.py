@@ -307,7 +307,7 @@ def test_duplicate_documents_are_dropped(tmp_path):
 
 def test_a_tokenizer_is_trained_on_documents_that_are_cut(tmp_path):
     """Of a document that is longer than a line may be, no character is lost."""
-    text = plain(tmp_path, b"abc " * 40 + b"\n\n" + b"xyz " * 40, documents="blank_lines")
+    text = plain(tmp_path, b"abc " * 40 + b"xyz " * 40, documents="blank_lines")
     text = with_known_facts(tmp_path / "store", text, quiet())
     tokenizer = trained(tmp_path / "store", text, 20, 50, quiet())
     for word in ("abc", "xyz"):
