@@ -23,7 +23,7 @@ from jax_transformer.tokenizers.trained import BYTE_PAIR, BYTES, words
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"
-MOST_CACHED = 2**16  # words whose subwords are kept: some 15 MB of words of European languages
+MOST_CACHED = 2**16  # words whose subwords are kept: some 20 MB of words of European languages
 MOST_PAIRS = 4 * WINDOW_PAIRS  # that are in memory between their plan and their batch
 
 Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]
