@@ -60,6 +60,7 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     WORD_PIECES,
     read_files,
+    read_model,
     read_vocabulary,
 )
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
@@ -256,7 +257,7 @@ def _read_mbart(
         return _read(folder, config, files, described)
     contents, path = read_files(folder, [MBART_MODEL]), folder / MBART_MODEL
     values = read_tokenizer_config(folder)
-    vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
+    vocabulary = fairseq_ids(read_model(contents[MBART_MODEL], str(path)))
     codes = {code: i for i, code in enumerate(MBART_CODES, 1 + max(vocabulary.values()))}
     codes |= codes_in(more := added_ids(values), [*more])
     mask = {special_tokens(values)["mask"]: 1 + max(codes.values())}
