@@ -3,6 +3,7 @@
 Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization", algorithm 1.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -22,7 +23,7 @@ from jax_transformer.tokenizers.trained import BYTE_PAIR, BYTES, words
 
 NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"
-MOST_CACHED = 2**16  # words whose subwords are kept: some 15 MB of words of European languages
+MOST_CACHED = 2**16  # words whose subwords are kept: some 20 MB of words of European languages
 MOST_PAIRS = 4 * WINDOW_PAIRS  # that are in memory between their plan and their batch
 
 Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]
@@ -81,7 +82,7 @@ class BPEDropout:
         self._merged = [vocab[left + right] for left, right in merges]
         thresholds = _thresholds(rate)
         self._lowest, self._ascending = thresholds[0], -thresholds
-        self._cache: dict[tuple[bytes, bytes, str], bytes] = {}
+        self._segment = functools.lru_cache(MOST_CACHED)(self._segmented)
 
     def encode(
         self, ids: Integer[np.ndarray, "length"], entropy: Sequence[int]
@@ -122,14 +123,7 @@ class BPEDropout:
             (characters[words] * 2).tolist(),
             strict=True,
         ):
-            word, numbers_of_word = whole[start:end], numbers[step : step + count - 2]
-            key = (word, numbers_of_word, dtype)
-            new = self._cache.get(key)
-            if new is None:
-                new = self._segment(word, numbers_of_word, dtype)
-                if len(self._cache) >= MOST_CACHED:
-                    self._cache.clear()
-                self._cache[key] = new
+            new = self._segment(whole[start:end], numbers[step : step + count - 2], dtype)
             pieces += (whole[done:start], new)
             done = end
         pieces.append(whole[done:])
@@ -145,7 +139,7 @@ class BPEDropout:
         dropped[low] = np.searchsorted(self._ascending, -uniform[low].astype(np.int64), "left")
         return dropped
 
-    def _segment(self, word: bytes, numbers: bytes, dtype: str) -> bytes:
+    def _segmented(self, word: bytes, numbers: bytes, dtype: str) -> bytes:
         """Merge the characters of a word; `numbers` says how many merges are dropped at a step."""
         merges, size = self._ranks.get, self._vocab_size
         symbols = [c for i in np.frombuffer(word, dtype).tolist() for c in self._characters[i]]

@@ -23,7 +23,6 @@ from jax_transformer.text.text_files import (
     BadLine,
     decode_line,
     is_blank,
-    open_text,
     overlong_line,
     read_lines,
 )
@@ -293,7 +292,9 @@ def _file_blocks(
     """Yield the blocks of two line-aligned files or of one alone; see `TextFiles.blocks`."""
     pairs = math.ceil(pairs / LINES_OF_A_DOCUMENT) if reading.documents else pairs
     with contextlib.ExitStack() as opened:
-        readers = [_units(opened.enter_context(_opened(path)), path, reading) for path in files]
+        readers = [
+            _units(opened.enter_context(open_regular(path, FAULT)), path, reading) for path in files
+        ]
         is_table = _holds_records(files[0], reading)
         first_line = 1 + (is_table and has_header(files[0], reading.columns))
         for done in itertools.count(step=pairs):
@@ -316,12 +317,8 @@ def _file_blocks(
             )
 
 
-def _opened(path: Path) -> io.BufferedReader:
-    return open_regular(path, FAULT) if table_suffix(path) else open_text(path)
-
-
 def _first_line(path: Path) -> str:
-    with _opened(path) as file:
+    with open_regular(path, FAULT) as file:
         line = next(read_lines(file, str(path)), None) or b""
         return shorten(line.decode(errors="replace").rstrip())
 
@@ -375,7 +372,7 @@ def _state(path: Path) -> tuple[int, int, int, int]:
 
 def _read_facts(path: Path, reading: Reading) -> FileFacts:
     before = _state(path)
-    with _opened(path) as file, errors_naming(path, FAULT, OSError):
+    with open_regular(path, FAULT) as file, errors_naming(path, FAULT, OSError):
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         lines = sum(1 for _ in _units(file, path, reading))

@@ -20,7 +20,7 @@ from jax_transformer.tokenizers.readers.class_settings import (
     FLAGS,
     TOKENIZER_CONFIG,
 )
-from jax_transformer.tokenizers.readers.classes import written_library, written_tokens
+from jax_transformer.tokenizers.readers.classes import written_settings
 from jax_transformer.tokenizers.readers.library import TOKENIZER_JSON, UNIGRAM
 from jax_transformer.tokenizers.readers.model_files import (
     PIECES,
@@ -151,8 +151,7 @@ def extended_files(
         files[TOKENIZER_FILE] = json_bytes(library)
     if added:
         # With those that are there: they would be counted from the new ones.
-        is_library = isinstance(segmenter, LibrarySegmenter)
-        written = (written_library if is_library else written_tokens)(tokenizer)
+        written = written_settings(tokenizer)
         decoder = written.get("added_tokens_decoder", {}) | values.get("added_tokens_decoder", {})
         decoder |= {str(ids[token]): said for token, said in added.items()}
         if rule in ("m2m_100", "mbart"):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
+
 from jax_transformer.errors import InputError, one_line
 from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.model_files import (
@@ -107,7 +109,7 @@ def read_sentencepiece(
         for file in model_files
     )
     if rule == "mbart":
-        ids = fairseq_ids(contents[MBART_MODEL], f"{name}/{MBART_MODEL}")
+        ids = fairseq_ids(source)
     else:
         ids = read_vocabulary(contents[VOCABULARY], f"{name}/{VOCABULARY}")
     # As in transformers, which joins by the source's model.
@@ -129,9 +131,8 @@ def read_sentencepiece(
     return Tokenizer.build(SENTENCEPIECE, contents, settings, name, segmenters)
 
 
-def fairseq_ids(content: bytes, name: str) -> dict[str, int]:
+def fairseq_ids(model: sentencepiece.SentencePieceProcessor) -> dict[str, int]:
     """Return the id of each piece of a sentencepiece model, as fairseq counts them."""
-    model = read_model(content, name)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
     return {token: number for number, token in enumerate([*FAIRSEQ, *pieces])}
 

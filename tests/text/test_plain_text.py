@@ -277,7 +277,7 @@ def test_a_pair_is_never_cut_and_keeps_its_ids(tmp_path):
 
 def test_the_longest_pair_fits_into_the_shorter_rows():
     pairs = corpus_of([np.arange(3, 10)], [np.arange(3, 104)], TOKENIZER.src_vocab_size, 60)
-    both = Corpus.mixed([pairs, texts_of([400] * 30)])
+    both = Corpus.mixed([pairs, texts_of([400] * 10)])
     layout = epoch_layout(both, settings())
     assert (layout.shapes[0][1], layout.target_length) == (256, 100)
     numbers = [p.number for planned in plan_epoch(both, settings(), 0) for p in planned.pieces]
@@ -287,11 +287,11 @@ def test_the_longest_pair_fits_into_the_shorter_rows():
 def test_batches_go_on_from_any_place():
     texts, training = texts_of([70] * 50, "ul2"), settings(max_tokens=256)
     layout = epoch_layout(texts, training)
-    every = [numbered.batch for numbered in epoch_batches(texts, training, layout, 2)]
-    later = [each.batch for each in epoch_batches(texts, training, layout, 2, (0, 7))]
-    assert len(later) == len(every) - 7
+    every = list(epoch_batches(texts, training, layout, 2))
+    assert len(every) > 8
+    later = epoch_batches(texts, training, layout, 2, (0, 7))
     for one, other in zip(every[7:], later, strict=True):
-        assert all(map(np.array_equal, one, other))
+        assert all(map(np.array_equal, one.batch, other.batch))
 
 
 def test_a_row_that_is_too_short_for_an_example_is_refused():
@@ -307,7 +307,7 @@ def test_duplicate_documents_are_dropped(tmp_path):
 
 def test_a_tokenizer_is_trained_on_documents_that_are_cut(tmp_path):
     """Of a document that is longer than a line may be, no character is lost."""
-    text = plain(tmp_path, b"abc " * 40 + b"\n\n" + b"xyz " * 40, documents="blank_lines")
+    text = plain(tmp_path, b"abc " * 40 + b"xyz " * 40, documents="blank_lines")
     text = with_known_facts(tmp_path / "store", text, quiet())
     tokenizer = trained(tmp_path / "store", text, 20, 50, quiet())
     for word in ("abc", "xyz"):

@@ -93,6 +93,9 @@ def test_a_bad_record_is_named_or_skipped(tmp_path, name):
     with pytest.raises(BadLine, match=fault) as refusal:
         read_text(path, reading=Reading(NAMES))
     assert refusal.value.place.startswith(f"{path}:{number}")
+    assert str(refusal.value).endswith(", or set bad_lines to 'skip'")
+    sent = pickle.loads(pickle.dumps(refusal.value))  # to another process
+    assert (sent.place, str(sent)) == (refusal.value.place, str(refusal.value))
     text = read_text(path, reading=Reading(NAMES, "skip"))
     assert text.sources == ("a", "e")[: 2 - (name == "open.csv")]
     assert text.bad_lines == (refusal.value.place,)
@@ -110,24 +113,26 @@ def test_an_overlong_record_is_none_and_blank_ones_are_blank(tmp_path):
     assert block.pairs()[1:] == [("", ""), ("a", "b")]
 
 
-def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
-    path = tmp_path / "dates.csv"
-    path.write_text("date,iso\n1. May,05-01\n")
-    with pytest.raises(InputError, match=r"its header has no 'text', but \['date', 'iso'\]"):
-        read_text(path, reading=Reading(("date", "text")))
-    with pytest.raises(InputError, match="name two of its columns by columns; it begins 'date,iso"):
-        TextFiles((path,))
-    with pytest.raises(InputError, match=r"a \.csv file holds pairs; name it as a source alone"):
-        TextFiles((path,), (path,), reading=Reading(("date", "iso")))
-    path.write_text('"date"x,iso\n1. May,05-01\n')
-    with pytest.raises(InputError, match="its header cannot be read"):
-        read_text(path, reading=Reading(("date", "iso")))
-    path.write_bytes(b"\xff,iso\n1. May,05-01\n")
-    with pytest.raises(InputError, match="its header has no 'date'"):
-        read_text(path, reading=Reading(("date", "iso")))
-    (path := tmp_path / "dates.jsonl").write_text("{}\n")
-    with pytest.raises(InputError, match="columns=1 2 must be keys of its records"):
-        TextFiles((path,), reading=Reading(("1", "2")))
+@pytest.mark.parametrize(
+    ("name", "header", "columns", "message"),
+    [
+        ("a.csv", b"de,en", ("de", "fr"), r"its header has no 'fr', but \['de', 'en'\]"),
+        ("a.csv", b"de,en", None, "name two of its columns by columns; it begins 'de,en'"),
+        ("a.csv", b'"de"x,en', NAMES, "its header cannot be read"),
+        ("a.csv", b"\xff,en", NAMES, "its header has no 'de'"),
+        ("a.jsonl", b"{}", ("1", "2"), "columns=1 2 must be keys of its records"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named_with_those_that_are(
+    tmp_path, name, header, columns, message
+):
+    (path := tmp_path / name).write_bytes(header + b"\na,b\n")
+    with pytest.raises(InputError, match=message):
+        read_text(path, reading=Reading(columns))
+    with pytest.raises(
+        InputError, match=rf"a \{path.suffix} file holds pairs; name it as a source"
+    ):
+        TextFiles((path,), (path,), reading=Reading(NAMES))
 
 
 def test_records_of_plain_text_are_documents(tmp_path):
@@ -145,11 +150,3 @@ def test_other_columns_of_a_prepared_file_are_another_text(tmp_path):
         pairs = task(tmp_path / "store", text).text.pairs
         found.append((pairs, len(corpus(tmp_path / "store", text))))
     assert found == [(2, 2), (3, 3)]
-
-
-def test_bad_records_reach_another_process_whole():
-    error = pickle.loads(pickle.dumps(BadLine("dates.csv:3", "has no text")))
-    assert (error.place, str(error)) == (
-        "dates.csv:3",
-        "dates.csv:3: has no text, or set bad_lines to 'skip'",
-    )

@@ -29,8 +29,6 @@ PACK = {  # for each kind, a function that returns the one that compresses bytes
     "xz": lambda: lzma.compress,
     "zstd": lambda: pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress,
 }
-
-
 FORMS = {"plain": lambda: bytes, **PACK}
 
 

@@ -44,8 +44,7 @@ def test_merges_of_which_none_is_dropped_give_the_ids_of_the_line(tokenizer, hal
 def remerged(dropout, ids):
     """Segment every word again, characters first, with no merge dropped."""
     dropout = copy.copy(dropout)
-    dropout._cache = {}
-    segment, calls = dropout._segment, 0
+    segment, calls = dropout._segmented, 0
 
     def undropped(word, numbers, dtype):
         nonlocal calls
@@ -141,7 +140,7 @@ def test_forgetting_words_changes_nothing(tokenizer, monkeypatch):
     monkeypatch.setattr("jax_transformer.text.bpe_dropout.MOST_CACHED", 4)
     forgetful = BPEDropout(tokenizer, 0.3)
     assert [forgetful.encode(ids, (i,)).tolist() for i in range(50)] == before
-    assert len(forgetful._cache) <= 4 < len(kept._cache)
+    assert forgetful._segment.cache_info().currsize <= 4 < kept._segment.cache_info().currsize
     assert [kept.encode(ids, (i,)).tolist() for i in reversed(range(50))] == before[::-1]
 
 

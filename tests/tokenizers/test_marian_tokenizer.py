@@ -22,11 +22,6 @@ def shared(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def folder(shared, tmp_path):
-    return shutil.copytree(shared, tmp_path / "model")
-
-
 def test_the_language_code_is_one_token_at_the_beginning_alone(shared):
     tokenizer = read_marian(shared)
     code, *words = tokenizer.encode_source([">>fra<<abc"])[0]
@@ -65,7 +60,8 @@ def test_tokens_are_shown_and_cut_and_padding_starts_without_a_config(shared):
     assert tokenizer.encode_target(["tlx abc"], 2) == [[whole[0], 0]]
 
 
-def test_whatever_decides_ids_changes_the_digest(folder):
+def test_whatever_decides_ids_changes_the_digest(shared, tmp_path):
+    folder = shutil.copytree(shared, tmp_path / "model")
     digest = read_marian(folder).digest()
     vocabulary = json.loads((folder / "vocab.json").read_text())
     (folder / "vocab.json").write_text(json.dumps(vocabulary, indent=1))

@@ -60,6 +60,7 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     WORD_PIECES,
     read_files,
+    read_model,
     read_vocabulary,
 )
 from jax_transformer.tokenizers.segmenters import LibrarySegmenter
@@ -113,8 +114,10 @@ def _read(
     return Tokenizer.build(files.kind, contents, settings, str(folder), (segmenter, segmenter))
 
 
-def written_library(tokenizer: Tokenizer) -> dict[str, Any]:
+def written_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what tokenizer_config.json says of how text is split, and of the added tokens."""
+    if not isinstance(tokenizer.target.segmenter, LibrarySegmenter):
+        return _written_tokens(tokenizer)
     named = tokenizer.settings.get("special_tokens", {})
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder()
     return {
@@ -133,7 +136,7 @@ class TokenizerClass(NamedTuple):
     formats: tuple[Format, ...]  # the first whose first file is there
     reader: "Reader" = _read
     # What tokenizer_config.json must say for a tokenizer that comes from no folder; None: nothing.
-    settings: Callable[[Tokenizer], dict[str, Any]] | None = written_library
+    settings: Callable[[Tokenizer], dict[str, Any]] | None = written_settings
     takes_others: bool = True  # tokenizers of its kinds that were read by no class
     # How a class of the library tokenizers reads lines:
     split: str | None = None  # how text is split, a name in `SPLITTING`; None as the file says
@@ -183,7 +186,7 @@ def _read_alone(
 def _t5_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     added = tokenizer.target.segmenter.library.get_added_tokens_decoder().values()
     extra_ids = sum(token.content.startswith("<extra_id_") for token in added)
-    return {**written_library(tokenizer), "extra_ids": extra_ids}
+    return {**written_settings(tokenizer), "extra_ids": extra_ids}
 
 
 def _read_nllb(
@@ -227,8 +230,8 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
     return read_sentencepiece(contents, settings, str(folder))
 
 
-def written_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what tokenizer_config.json must say so that transformers reads a tokenizer's files."""
+def _written_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return `written_settings` of a tokenizer of sentencepiece."""
     added = tokenizer.settings["added_tokens"]
     tokens = {token_id: token for token, token_id in reversed(added.items())}
     named = {f"{key}_token": tokens[getattr(tokenizer, f"{key}_id")] for key in NEEDED}
@@ -254,7 +257,7 @@ def _read_mbart(
         return _read(folder, config, files, described)
     contents, path = read_files(folder, [MBART_MODEL]), folder / MBART_MODEL
     values = read_tokenizer_config(folder)
-    vocabulary = fairseq_ids(contents[MBART_MODEL], str(path))
+    vocabulary = fairseq_ids(read_model(contents[MBART_MODEL], str(path)))
     codes = {code: i for i, code in enumerate(MBART_CODES, 1 + max(vocabulary.values()))}
     codes |= codes_in(more := added_ids(values), [*more])
     mask = {special_tokens(values)["mask"]: 1 + max(codes.values())}
@@ -299,7 +302,6 @@ CLASSES = {
     "MarianTokenizer": TokenizerClass(
         formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["marian"]),),
         reader=lambda folder, config, *_: read_marian(folder, config),
-        settings=written_tokens,
     ),
     # No class of transformers: the vocabularies of Marian's own folders.
     "MarianVocabulary": TokenizerClass(
@@ -328,7 +330,7 @@ CLASSES = {
         formats=(_JSON, _T5_MODEL),
         # Where mask_token is named, the class reads a sentencepiece model with one id less.
         settings=lambda tokenizer: {
-            key: value for key, value in written_library(tokenizer).items() if key != "mask_token"
+            key: value for key, value in written_settings(tokenizer).items() if key != "mask_token"
         },
         split="pegasus",
         usual={**_T5_USUAL, "mask": "<mask_2>"},
@@ -366,11 +368,6 @@ CLASSES = {
     "MBartTokenizer": TokenizerClass(
         formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["mbart"]), _JSON),
         reader=_read_mbart,
-        settings=lambda tokenizer: (
-            written_library(tokenizer)
-            if tokenizer.kind == TOKENIZER_JSON
-            else written_tokens(tokenizer)
-        ),
         languages=LanguageRule("after", "en_XX", starts=True),
     ),
     "MBart50Tokenizer": TokenizerClass(
@@ -385,7 +382,7 @@ CLASSES = {
         formats=(_JSON,),
         reader=_read_nllb,
         settings=lambda tokenizer: {
-            **written_library(tokenizer),
+            **written_settings(tokenizer),
             "legacy_behaviour": tokenizer.languages.placement == "after",
         },
         split="mbart_50",
@@ -395,7 +392,7 @@ CLASSES = {
         formats=(Format(SENTENCEPIECE, SENTENCEPIECE_FILES["m2m_100"]),),
         reader=_read_m2m100,
         settings=lambda tokenizer: {
-            **written_tokens(tokenizer),
+            **written_settings(tokenizer),
             "language_codes": next(
                 name
                 for name, codes in M2M100_CODES.items()
