@@ -171,7 +171,6 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
     monkeypatch.setattr(samples, "train_byte_pair", None)
     again = encode(settings)
     assert again.sha256 == first.sha256
-    assert again.tokenizer.digest() == first.tokenizer.digest()
     every = np.arange(len(first.training))
     np.testing.assert_array_equal(first.training.read(every).ids, again.training.read(every).ids)
     monkeypatch.undo()
@@ -194,10 +193,10 @@ def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
     digests = set()
     for unknown in "♠♣":
         settings.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
-        found = encode(settings)
-        digests.add(found.sha256)
+        digests.add(encode(settings).sha256)
     assert len(digests) == 2
-    assert unknown not in found.tokenizer.decode(found.tokenizer.encode_source([unknown])[0][:-1])
+    tokenizer = read_corpora(settings, None, QUIET).tokenizer
+    assert unknown not in tokenizer.decode(tokenizer.encode_source([unknown])[0][:-1])
 
 
 def test_held_out_pairs_are_not_trained_on(settings):
