@@ -239,7 +239,7 @@ def read_and_encode_text(
     settings = RunSettings(
         config=config,
         training_config=arguments.training,
-        tokenizer=encoded.tokenizer,
+        tokenizer=run_text.tokenizer,
         text_sha256=encoded.sha256,
         arguments=kept_arguments(arguments),
         generation=initial.generation,

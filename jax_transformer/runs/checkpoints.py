@@ -103,7 +103,6 @@ class CheckpointWriter:
         self._settings = settings
 
     def __enter__(self) -> "CheckpointWriter":
-        """Open the directory."""
         with contextlib.ExitStack() as opened, self._as_input_errors():
             if distributed.is_main():
                 self._directory.mkdir(parents=True, exist_ok=True)

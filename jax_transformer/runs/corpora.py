@@ -53,7 +53,6 @@ class Corpora(NamedTuple):
     training: Corpus
     validation: Corpus
     validation_text: Text  # its pairs, or its documents where there are none
-    tokenizer: Tokenizer
     report: tuple[str, ...]  # one line for each text, for the reader
     sha256: str  # of the text, the filters and the tokenizer
 
@@ -204,9 +203,9 @@ def encode_corpora(
     Overlong training pairs are dropped; so are overlong pairs that are held out of them. A text of
     another sha256 than that of a resumed run is refused before it is encoded.
     """
-    tasks, tokenizer = run_text.tasks, run_text.tokenizer
+    tasks = run_text.tasks
     objectives = [
-        _objective(arguments, tokenizer, prefix) if task.text.reading.documents else None
+        _objective(arguments, run_text.tokenizer, prefix) if task.text.reading.documents else None
         for task, prefix in zip(tasks, run_text.prefixes, strict=True)
     ]
     validation, fitting = _validation_corpora(run_text, arguments, objectives[-1])
@@ -233,7 +232,6 @@ def encode_corpora(
         training=Corpus.mixed(training, arguments.weights),
         validation=Corpus.mixed(validation),
         validation_text=fitting[0],
-        tokenizer=tokenizer,
         report=report,
         sha256=sha256,
     )

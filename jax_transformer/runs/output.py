@@ -43,9 +43,7 @@ def check_output(directory: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def exclusive_folder(
-    directory: Path, check: Callable[[], None], new: bool = False
-) -> Iterator[None]:
+def exclusive_folder(directory: Path, check: Callable[[], None], new: bool) -> Iterator[None]:
     """Create a directory unless it exists, keep other runs out of it, and `check` it after that.
 
     If this run is refused before its first checkpoint and evaluation, a directory that was created

@@ -1,6 +1,7 @@
 """Estimates memory, FLOPs and time of training, the time from the data sheets of devices.
 
-Nothing is computed on a device: shapes are counted, or a step is compiled and not run.
+Nothing is computed on a device: shapes are counted, or a step is compiled and not run. By such a
+count `check_training` refuses a run that this machine cannot hold.
 """
 
 import dataclasses

@@ -184,11 +184,9 @@ class TrainingConfig:
         """Refuse a setting that was named, is not its default, and has no effect beside another."""
         for name, (other, values) in ACTS_WITH.items():
             chosen = getattr(self, other)
-            if name not in named or getattr(self, name) == DEFAULTS[name] or chosen in values:
+            is_default = getattr(self, name) == getattr(TrainingConfig, name)
+            if name not in named or is_default or chosen in values:
                 continue
             fault = f"{name}={getattr(self, name)} has no effect with {other}={chosen!r}"
             remedy = f"leave it out, or set {other}={' or '.join(map(repr, values))}"
             raise InputError(f"{fault}; {remedy}")
-
-
-DEFAULTS = {each.name: each.default for each in dataclasses.fields(TrainingConfig)}

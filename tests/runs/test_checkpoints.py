@@ -146,41 +146,41 @@ def test_another_model_vocabulary_or_text_is_refused(settings):
         assert str(refused.value).startswith(message)
 
 
-def rewritten(directory, change):
-    """Change the description of a step and make its digest right again."""
+def rewritten(directory, place, value):
+    """Change a value of a step's description, or remove it (None); make the digest right again."""
     path = directory / "run.json"
     read = json.loads(path.read_text())
-    change(read["content"])
+    *outer, name = place.split()
+    part = read["content"]
+    for key in outer:
+        part = part[key]
+    part[name] = value
+    if value is None:
+        del part[name]
     read["sha256"] = json_digest(read["content"])
     path.write_text(json.dumps(read))
 
 
-FOREIGN = {
-    f"is of format {FORMAT + 1}": lambda content: content.update(format=FORMAT + 1),
-    "is of format 0,": lambda content: content.update(format=0),
-    f"is of format '{FORMAT}',": lambda content: content.update(format=str(FORMAT)),
-    f"is of format {FORMAT}.0,": lambda content: content.update(format=float(FORMAT)),
-    "is of format True,": lambda content: content.update(format=True),
-    "is of format None,": lambda content: content.pop("format"),
-    "sharpness=3 is not a setting": lambda content: content["settings"]["training_config"].update(
-        sharpness=3
-    ),
-    "width=3 is not a setting": lambda content: content["settings"]["config"].update(width=3),
+FOREIGN = {  # by the message: where the description changes, and to what; None removes
+    f"is of format {FORMAT + 1}": ("format", FORMAT + 1),
+    "is of format 0,": ("format", 0),
+    f"is of format '{FORMAT}',": ("format", str(FORMAT)),
+    f"is of format {FORMAT}.0,": ("format", float(FORMAT)),
+    "is of format True,": ("format", True),
+    "is of format None,": ("format", None),
+    "sharpness=3 is not a setting": ("settings training_config sharpness", 3),
+    "width=3 is not a setting": ("settings config width", 3),
     # More than the arrays hold, and less.
-    "parameters, but its arrays have only": lambda content: content["settings"]["config"].update(
-        num_encoder_layers=10_000
-    ),
-    "numbers; restore": lambda content: content["settings"]["config"].update(d_model=2**30),
-    "belongs to no model of its config": lambda content: content["settings"]["config"].update(
-        feed_forward_bias=False
-    ),
-    "is missing or of another shape": lambda content: content["settings"]["config"].update(d_ff=5),
+    "parameters, but its arrays have only": ("settings config num_encoder_layers", 10_000),
+    "numbers; restore": ("settings config d_model", 2**30),
+    "belongs to no model of its config": ("settings config feed_forward_bias", False),
+    "is missing or of another shape": ("settings config d_ff", 5),
 }
 
 
 @pytest.mark.parametrize(("message", "change"), FOREIGN.items(), ids=FOREIGN)
 def test_what_another_version_wrote_is_no_damage_but_refused(directory, message, change):
-    rewritten(directory / "8", change)
+    rewritten(directory / "8", *change)
     with pytest.raises(InputError, match=message):
         restore(directory, quiet())
     assert steps_in(directory) == [0, 4, 8]
@@ -228,9 +228,7 @@ def test_every_flipped_bit_of_a_description_is_found(directory):
 
 
 def test_settings_younger_than_a_checkpoint_have_their_defaults(directory):
-    rewritten(
-        directory / "8", lambda content: content["settings"]["training_config"].pop("adam_epsilon")
-    )
+    rewritten(directory / "8", "settings training_config adam_epsilon", None)
     assert restore(directory, quiet()).settings.training_config.adam_epsilon == 1e-9
 
 

@@ -171,7 +171,6 @@ def test_a_text_is_encoded_once_and_the_digest_tells_what_of(settings, monkeypat
     monkeypatch.setattr(samples, "train_byte_pair", None)
     again = encode(settings)
     assert again.sha256 == first.sha256
-    assert again.tokenizer.digest() == first.tokenizer.digest()
     every = np.arange(len(first.training))
     np.testing.assert_array_equal(first.training.read(every).ids, again.training.read(every).ids)
     monkeypatch.undo()
@@ -194,10 +193,10 @@ def test_the_digest_is_of_the_validation_text_and_not_of_its_ids(settings):
     digests = set()
     for unknown in "♠♣":
         settings.valid_target[0].write_text(f"EINS {unknown}\n" * 4)
-        found = encode(settings)
-        digests.add(found.sha256)
+        digests.add(encode(settings).sha256)
     assert len(digests) == 2
-    assert unknown not in found.tokenizer.decode(found.tokenizer.encode_source([unknown])[0][:-1])
+    tokenizer = read_corpora(settings, None, QUIET).tokenizer
+    assert unknown not in tokenizer.decode(tokenizer.encode_source([unknown])[0][:-1])
 
 
 def test_held_out_pairs_are_not_trained_on(settings):
@@ -251,17 +250,17 @@ def test_a_model_too_short_for_all_is_refused(settings):
         encode(replace(settings, model={"max_length": 2}))
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2", b"{}", b"\xff"])
 @pytest.mark.parametrize("kind", ["texts", "held_out", "tokenizers"])
-def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind, content):
+def test_a_damaged_entry_of_the_store_is_refused_in_one_line(settings, kind):
     settings = replace(settings, valid_source=None, valid_target=None, valid_pairs=20)
     encode(settings)
     (entry,) = (settings.store / kind).glob("*.json")
-    entry.write_bytes(content)
-    with pytest.raises(InputError, match="delete it") as refused:
-        encode(settings)
-    assert str(entry) in str(refused.value)
-    assert "\n" not in str(refused.value)
+    for content in (b"", b"[1, 2", b"{}", b"\xff"):
+        entry.write_bytes(content)
+        with pytest.raises(InputError, match="delete it") as refused:
+            encode(settings)
+        assert str(entry) in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 def test_no_flipped_bit_of_an_entry_of_the_store_is_read(tmp_path):

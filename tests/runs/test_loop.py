@@ -175,19 +175,17 @@ def scripted_steps(monkeypatch, bad):
     spoil_steps(monkeypatch, spoil)
 
 
-def test_steps_that_are_left_out_are_told_and_count_in_no_mean(train, monkeypatch):
-    scripted_steps(monkeypatch, bad={3, 5, 8})
+def test_steps_left_out_are_told_and_count_in_no_mean_and_ten_in_a_row_end_the_run(
+    train, monkeypatch
+):
+    monkeypatch.setattr(run_metrics, "SECONDS_PER_LINE", 0)
+    scripted_steps(monkeypatch, bad={3, 5, 8, *range(11, 100)})
     shown = console()
-    train(SETTINGS, shown)
-    assert "step 8: 3 of the last 8 steps rejected" in shown.file.getvalue()
-    assert "loss nan" not in shown.file.getvalue()
-
-
-def test_a_run_of_steps_left_out_ends_the_training(train, monkeypatch):
-    scripted_steps(monkeypatch, bad=range(1, 100))
     settings = dataclasses.replace(SETTINGS, evaluation_interval=20)
-    with pytest.raises(InputError, match=r"step 10: 10 steps in a row were not finite; .* skips"):
-        train(settings, console())
+    with pytest.raises(InputError, match=r"step 20: 10 steps in a row were not finite; .* skips"):
+        train(settings, shown)
+    assert "step 10: 3 of the last 10 steps rejected" in shown.file.getvalue()
+    assert "loss nan" not in shown.file.getvalue()
 
 
 def test_a_loss_that_never_was_finite_is_an_error_with_a_remedy(train, monkeypatch):

@@ -34,10 +34,9 @@ from jax_transformer.runs.mesh import fill_rows, sharded_batches, sharded_epoch
 from jax_transformer.runs.metrics import METRICS_FILE, read_metrics
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES, make_mesh, replicated, row_sharding
-from jax_transformer.text.batches import Batch, make_batch
-from jax_transformer.text.plan import PlannedBatch, plan_epoch
+from jax_transformer.text.batches import make_batch
+from jax_transformer.text.plan import PlannedBatch, epoch_layout, plan_epoch
 from jax_transformer.tokenizers import train_byte_pair
-from jax_transformer.training import step
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.objective import batch_loss
 from jax_transformer.training.step import (
@@ -50,6 +49,7 @@ from jax_transformer.translation.translate import translate
 from tests.compilation import QUICKLY
 from tests.models import small_config, tiny_model
 from tests.programs import run_python
+from tests.runs.kill_resume import Task, tiny_task
 from tests.runs.runs import same_bits
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
@@ -312,6 +312,38 @@ def compare_translations():
     return found
 
 
+def compare_plain_text():
+    """Return how plain text is trained otherwise on eight devices than on one, by each optimizer.
+
+    For each mesh: the steps, whether their batches are the same, and how far the losses are apart.
+    """
+
+    def train(sizes):
+        mesh = devices(sizes)
+        state = sharded_init_state(mesh, config, settings)
+        make, losses, batches = sharded_train_step(mesh, config, settings), [], []
+        epoch = sharded_epoch(mesh, encoded, settings, epoch_layout(encoded, settings), 0, (0, 0))
+        for numbered in itertools.islice(epoch, 3):
+            state, metrics = make(state, numbered.batch)
+            losses.append(float(metrics.loss))
+            rows = numbered.planned.rows  # a mesh adds rows of padding
+            batches += [np.asarray(ids)[:rows] for ids in numbered.batch]
+        return np.array(losses), batches
+
+    run, encoded, _ = tiny_task(Task(3, batching="packed", objective="ul2"))
+    config, found = dataclasses.replace(run.config, dropout=0.0), {}
+    for optimizer in ("adam", "adafactor", "muon"):
+        changes = {"optimizer": optimizer, "schedule": "constant"}
+        settings = dataclasses.replace(run.training_config, **changes)
+        one, expected = train("data=1")
+        for sizes in ("data=8", "data=2,fsdp=2,tensor=2"):
+            many, batches = train(sizes)
+            pairs = zip(batches, expected, strict=True)
+            same = all(np.array_equal(ours, its) for ours, its in pairs)
+            found[f"{optimizer} {sizes}"] = [len(many), same, np.abs(many / one - 1).max()]
+    return found
+
+
 def rematerialize():
     """Compile what XLA cannot do without a copy of the whole on each device."""
     mesh = make_mesh("data=2,fsdp=2,tensor=2")
@@ -342,6 +374,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         report["resumed"] = compare_resumed(Path(directory))
     report["translations"] = compare_translations()
+    report["plain text"] = compare_plain_text()
     print(json.dumps(report, default=float))
 
 
@@ -438,16 +471,13 @@ def test_translations_are_those_of_one_device(report):
     assert found["rows a device"] == 2
 
 
-def test_rows_of_padding_move_no_row_to_another_microbatch():
-    random = np.random.default_rng(0)
-    few, many = np.zeros((2, 24, 5), np.int32)
-    few = few[:8]
-    few[:] = many[:8] = random.integers(3, 9, few.shape)
-    batches = (Batch(*[jnp.asarray(ids)] * 3) for ids in (few, many))
-    narrow, wide = (step._split_rows(batch, 4, 0).src for batch in batches)
-    assert narrow.shape == (4, 2, 5)
-    np.testing.assert_array_equal(wide[:, :2], narrow)
-    assert not np.any(wide[:, 2:])
+def test_plain_text_has_the_batches_and_the_losses_of_one_device(report):
+    found = report["plain text"]
+    print(found)
+    assert len(found) == 6
+    for name, (steps, same, apart) in found.items():
+        assert (steps, same) == (3, True), name
+        assert apart < 1e-5, name
 
 
 def test_rows_are_filled_up_until_mesh_and_microbatches_divide_them():

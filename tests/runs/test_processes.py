@@ -82,10 +82,8 @@ def two_workers(code, directory, *arguments, devices=1):
     )
 
 
-@pytest.fixture(scope="module")
-def runs(unbroken, tmp_path_factory):
-    """A run of two processes that were killed, resumed in one process; and the unbroken run."""
-    directory = tmp_path_factory.mktemp("runs")
+def killed_and_resumed(directory):
+    """Return the folder of a run of two processes that were killed, resumed in one process."""
     together = directory / "together"
     with two_workers(WORKER, directory, together, STEPS) as workers:
         deadline = time.monotonic() + 200
@@ -97,18 +95,15 @@ def runs(unbroken, tmp_path_factory):
     killed_at = max(steps_in(together / loop.CHECKPOINTS))
     assert killed_at < STEPS
     train_or_resume(together, Task(STEPS))
-    return together, unbroken
+    return together
 
 
 @pytest.mark.exhaustive
-def test_the_same_samples_are_seen(runs):
+def test_samples_and_losses_are_those_of_a_run_of_one_process(unbroken, tmp_path):
+    runs = killed_and_resumed(tmp_path), unbroken
     together, alone = map(pairs_seen, runs)
     assert together == alone
     assert epochs_are_exact(together, STEPS)
-
-
-@pytest.mark.exhaustive
-def test_the_losses_are_those_of_a_run_of_one_process(runs):
     together, alone = (
         np.array([[report["step"], report["loss"]] for report in losses(path) if "loss" in report])
         for path in runs

@@ -70,6 +70,7 @@ def compile_loss(config, target_length=LENGTH):
 
 GATED = {"d_kv": 96, "gated_feed_forward": True, "output_projection": "linear"}
 GROUPED = {"num_heads": 4, "d_kv": 32, "num_kv_heads": 1, "d_v": 128}
+MERGED = GROUPED | {"decoder_attention": "merged"}
 WIDER = {"token_embeddings": "separate", "d_kv": 64, "encoder_d_model": 256, "encoder_d_ff": 1024}
 RECURRENT = {"decoder_attention": "ssru_then_cross"}
 
@@ -81,11 +82,7 @@ RECURRENT = {"decoder_attention": "ssru_then_cross"}
         pytest.param({}, LENGTH // 4, (), marks=pytest.mark.exhaustive),
         (GATED, LENGTH, ("d_kv", "gated_feed_forward")),
         (GROUPED, LENGTH, ("num_kv_heads", "d_v")),
-        (
-            GROUPED | {"decoder_attention": "merged"},
-            LENGTH,
-            ("num_kv_heads", "d_v", "decoder_attention"),
-        ),
+        (MERGED, LENGTH, ("num_kv_heads", "d_v", "decoder_attention")),
         (WIDER, LENGTH, ("encoder_d_model",)),
         (RECURRENT, LENGTH, ("decoder_attention",)),
     ],

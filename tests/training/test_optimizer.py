@@ -20,6 +20,8 @@ from jax_transformer.training.optimizer import (
 )
 from tests.models import small_config
 
+CONFIG = TransformerConfig(d_model=8, num_heads=1)
+
 
 def rates(at, **settings):
     """Return the learning rates at steps counted from 1."""
@@ -80,8 +82,7 @@ def moved_by(optimizer, steps, **extra):
 
 def test_adafactor_is_that_of_optax(x64):
     named = {"schedule": "t5", "learning_rate": 0.02, "warmup_steps": 2, "optimizer": "adafactor"}
-    config = TransformerConfig(d_model=8, num_heads=1)
-    ours = moved_by(optimizer_by_name(config, TrainingConfig(**named)), 5)[0]
+    ours = moved_by(optimizer_by_name(CONFIG, TrainingConfig(**named)), 5)[0]
     rate = lambda made: 0.02 * jnp.minimum(1, jnp.sqrt(2 / (jnp.asarray(made, float) + 1)))  # noqa: E731
     theirs = moved_by(optax.adafactor(rate), 5)[0]
     assert jax.tree.all(jax.tree.map(lambda a, b: np.allclose(a, b, 1e-12, 0), ours, theirs))
@@ -89,8 +90,7 @@ def test_adafactor_is_that_of_optax(x64):
 
 def test_muon_makes_updates_of_kernels_orthogonal_and_leaves_tables_to_adam(x64):
     named = {"schedule": "constant", "learning_rate": 0.1, "warmup_steps": 1, "optimizer": "muon"}
-    config = TransformerConfig(d_model=8, num_heads=1)
-    optimizer = optimizer_by_name(config, TrainingConfig(**named))
+    optimizer = optimizer_by_name(CONFIG, TrainingConfig(**named))
     params = drawn_tree(0)
     updates, _ = optimizer.update(drawn_tree(1), optimizer.init(params), params)
     kernel = updates["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"]
@@ -103,8 +103,7 @@ def test_muon_makes_updates_of_kernels_orthogonal_and_leaves_tables_to_adam(x64)
 
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_a_rejected_step_changes_no_state_of_another_optimizer(name):
-    config = TransformerConfig(d_model=8, num_heads=1)
-    optimizer = with_guard(optimizer_by_name(config, TrainingConfig(optimizer=name)))
+    optimizer = with_guard(optimizer_by_name(CONFIG, TrainingConfig(optimizer=name)))
     before = moved_by(optimizer, 2, value=jnp.array(1.0))
     params, state = before
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, drawn_tree(3))
@@ -119,7 +118,7 @@ def test_updates_are_those_of_torchs_adam(x64, clip_norm, decay):
     settings = {"warmup_steps": 3, "learning_rate_factor": 0.7, "adam_epsilon": 1e-4}
     settings |= {"adam_beta1": 0.8, "adam_beta2": 0.95}
     settings = TrainingConfig(**settings, clip_norm=clip_norm, weight_decay=decay)
-    optimizer = optimizer_by_name(TransformerConfig(d_model=8, num_heads=1), settings)
+    optimizer = optimizer_by_name(CONFIG, settings)
     random = np.random.default_rng(0)
     sizes = [1e-4, 10, 1e-3, 1, 0.1, 3, 1e-2]  # some of which are clipped
     start = [random.standard_normal(shape) for shape in (5, (5, 1))]
@@ -184,8 +183,7 @@ def bits(tree):
 def guarded_run(losses_and_gradients):
     """Return what a guarded Adam has made of a parameter, and which steps changed nothing."""
     settings = TrainingConfig(warmup_steps=400, clip_norm=1.0)
-    adam = optimizer_by_name(TransformerConfig(d_model=8, num_heads=1), settings)
-    optimizer = with_guard(adam, 5.0)
+    optimizer = with_guard(optimizer_by_name(CONFIG, settings), 5.0)
     params = {"kernel": jnp.array([0.0, -0.0, 1.0], jnp.float32)}
     state, kept = optimizer.init(params), []
     update = jax.jit(optimizer.update)

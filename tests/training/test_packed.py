@@ -37,17 +37,23 @@ def make_config(preset, **overrides):
     return small_config(preset, **(ids | sizes | overrides))
 
 
-def make_corpus(config, pairs=11, seed=0):
-    random = np.random.default_rng(seed)
+def make_corpus(config):
+    random = np.random.default_rng(0)
 
     def sentence(begin=()):
         ids = random.integers(3, config.tgt_vocab_size, random.integers(0, LONGEST))
         return np.array([*begin, *ids[: LONGEST - 1], config.eos_id], np.int32)
 
     vocab_size = min(config.src_vocab_size, config.tgt_vocab_size)
-    sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(pairs)]
-    targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(pairs)]
+    sources = [np.minimum(sentence(), vocab_size - 1) for _ in range(11)]
+    targets = [np.minimum(sentence([config.bos_id]), vocab_size - 1) for _ in range(11)]
     return corpus_of(tuple(sources), tuple(targets), vocab_size, vocab_size)
+
+
+def first_batch(config):
+    """Return a packed batch of three rows, of several pairs each."""
+    corpus = make_corpus(config)
+    return make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
 
 
 @pytest.fixture(params=tiered(["float32", "float64"], quick=["float64"]))
@@ -118,8 +124,7 @@ def test_gradients_are_those_of_the_same_pairs_in_buckets(preset, dtype):
 
 def test_the_other_pairs_of_a_row_may_be_anything():
     config = make_config("pre_norm")
-    params, corpus = random_params(config), make_corpus(config)
-    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    params, batch = random_params(config), first_batch(config)
     second_src, second_tgt = batch.src_segments == 2, batch.tgt_segments == 2
     others = batch._replace(
         src=np.where(second_src, batch.src, 5), tgt_in=np.where(second_tgt, batch.tgt_in, 7)
@@ -133,8 +138,7 @@ def test_the_other_pairs_of_a_row_may_be_anything():
 @pytest.mark.exhaustive
 def test_microbatches_make_the_step_of_the_whole_batch():
     config = make_config("marian")
-    corpus = make_corpus(config)
-    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    batch = first_batch(config)
     assert len(batch.src) == 3
     start, moments = init_state(config, PACKED), []
     for parts in (1, 2):  # of 3 rows: the second part is filled up with padding
@@ -148,8 +152,7 @@ def test_microbatches_make_the_step_of_the_whole_batch():
 
 def test_dropout_follows_its_key():
     config = make_config("pre_norm", dropout=0.5)
-    params, corpus = random_params(config), make_corpus(config)
-    batch = make_batch(corpus, plan_epoch(corpus, PACKED, epoch=0)[0])
+    params, batch = random_params(config), first_batch(config)
     run = jax.jit(batch_loss, static_argnames=("config", "label_smoothing"))
     keys = (None, *map(jax.random.key, (1, 1, 2)))
     without, one, same, other = (float(run(params, batch, config, 0.0, key)[0]) for key in keys)
