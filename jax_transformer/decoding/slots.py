@@ -141,7 +141,7 @@ class SlotSearch:
             )
             hypotheses, failed_at = jax.device_get((hypotheses, failed_at))
             return _ended(group.members, hypotheses, failed_at)
-        if group is None and self._slots is None:
+        if group is None and not self.runs:
             return []
         places = np.full(self.group_size, self.num_slots)
         if group is not None:
@@ -199,11 +199,7 @@ def _ended(
     ]
 
 
-@partial(jax.jit, static_argnames=("config", "execution", "num_rows"))
-def _arrange(
-    params: Params, config: TransformerConfig, execution: SearchExecution, num_rows: int
-) -> Params:
-    return arrange_for_steps(params, config, execution, num_rows)
+_arrange = jax.jit(arrange_for_steps, static_argnames=("config", "execution", "num_rows"))
 
 
 @partial(

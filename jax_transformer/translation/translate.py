@@ -204,8 +204,6 @@ class TextSearch:
         """
         count = min(pool.num_free, pool.group_size)
         entering, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
-        if not entering and not pool.runs:
-            return []
         until_free = min(len(pool.waiting), pool.group_size) or None
         with jax.set_mesh(self.mesh):
             group = self._group(pool, entering, sources) if entering else None
@@ -277,8 +275,7 @@ def text_search(
     lines = LineOptions(
         overlong=overlong, split_sentences=split_sentences, max_tokens=max_tokens, window=window
     )
-    for name in [name for name, value in options.items() if value is None]:
-        del options[name]
+    options = {name: value for name, value in options.items() if value is not None}
     generation = models[0].generation_config(**options)
     for each in models:
         check_params(each.params, each.config)
