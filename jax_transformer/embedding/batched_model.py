@@ -15,7 +15,7 @@ from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.text.batches import pad
-from jax_transformer.translation.model_folder import DTYPES, TrainedModel
+from jax_transformer.translation.model_folder import TrainedModel, check_dtype
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
@@ -27,8 +27,7 @@ Function = Callable[[Params, Int[Array, "B S"], Int[Array, " B"]], Float[Array, 
 
 def check_options(dtype: str | None, max_length: int | None, max_tokens: int) -> None:
     """Refuse options, before a model is read."""
-    if dtype not in (None, *DTYPES):
-        raise InputError(f"dtype={shorten(dtype)} must be {' or '.join(map(repr, DTYPES))}")
+    check_dtype(dtype)
     if max_length is not None:
         check_whole_number("max_length", max_length, least=1)
     check_whole_number("max_tokens", max_tokens, least=1)
