@@ -158,9 +158,10 @@ class Classifier(BatchedModel):
     def _classified(self, scores: Float[np.ndarray, " labels"]) -> Classification:
         scores_are = self.model.config.scores_are
         if scores_are == "single_label_classification":
-            return _named(self.labels, _softmax(scores))
-        is_regression = scores_are == "regression"
-        return _named(self.labels, scores if is_regression else np.asarray(jax.nn.sigmoid(scores)))
+            scores = _softmax(scores)
+        elif scores_are != "regression":
+            scores = np.asarray(jax.nn.sigmoid(scores))
+        return _named(self.labels, scores)
 
     def _check_head(self, head: str, other: str) -> None:
         if self.model.config.head != head:

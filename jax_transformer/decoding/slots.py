@@ -82,7 +82,7 @@ class SlotSearch:
         source_length: Length S of the memory in a slot, at least that of each group.
         target_length: Number L of positions of a slot, at least the limit of each source.
         execution: How the models are executed.
-        waiting: Caller's ids of the sources that have not entered, for the caller.
+        waiting: Caller's ids of the sources that have not entered; the caller takes groups of them.
         members: Caller's id of the source in each of the C slots, or -1.
     """
 
@@ -116,18 +116,15 @@ class SlotSearch:
         """Whether a source is in a slot."""
         return self.num_free < self.num_slots
 
-    def advance(
-        self, group: Group | None, until_free: int | None = None, most_steps: int = NO_LIMIT
-    ) -> list[Ended]:
-        """Let a group enter, take steps, and return the sources that have ended.
+    def advance(self, group: Group | None, most_steps: int = NO_LIMIT) -> list[Ended]:
+        """Let a group enter, take steps until the next one can, and return what has ended.
 
         Args:
             group: As many members as there are free slots, at most; None is no group.
-            until_free: Stop when this many slots are free; None is all.
             most_steps: Stop after this many steps.
         """
         is_first = group is not None and self._slots is None
-        is_last = until_free is None and most_steps == NO_LIMIT
+        is_last = not self.waiting and most_steps == NO_LIMIT
         if is_first and is_last and self.group_size == self.num_slots:
             # All sources that there are fill the slots: one search, as that of `generate`.
             hypotheses, failed_at = search(
@@ -141,7 +138,7 @@ class SlotSearch:
             )
             hypotheses, failed_at = jax.device_get((hypotheses, failed_at))
             return _ended(group.members, hypotheses, failed_at)
-        if group is None and self._slots is None:
+        if group is None and not self.runs:
             return []
         places = np.full(self.group_size, self.num_slots)
         if group is not None:
@@ -149,6 +146,7 @@ class SlotSearch:
             free = np.flatnonzero(self.members < 0)[: len(group.members)]
             self.members[free] = group.members
             places[: len(free)] = free  # what is outside of the slots is not written
+        next_size = min(len(self.waiting), self.group_size)
         self._slots, *found = _advance(
             self._arranged,
             self.configs,
@@ -156,7 +154,7 @@ class SlotSearch:
             self._group,
             places.astype(np.int32),
             self._rules,
-            most_running=np.int32(0 if until_free is None else self.num_slots - until_free),
+            most_running=np.int32(self.num_slots - next_size if next_size else 0),
             most_steps=np.int32(most_steps),
             execution=self.execution,
         )
@@ -199,11 +197,7 @@ def _ended(
     ]
 
 
-@partial(jax.jit, static_argnames=("config", "execution", "num_rows"))
-def _arrange(
-    params: Params, config: TransformerConfig, execution: SearchExecution, num_rows: int
-) -> Params:
-    return arrange_for_steps(params, config, execution, num_rows)
+_arrange = jax.jit(arrange_for_steps, static_argnames=("config", "execution", "num_rows"))
 
 
 @partial(

@@ -15,7 +15,8 @@ from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.text.batches import pad
-from jax_transformer.translation.model_folder import DTYPES, TrainedModel
+from jax_transformer.translation.model_folder import TrainedModel, check_dtype
+from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
 SHORTEST = 16  # tokens of the shortest batch; each longer one has twice as many
@@ -26,8 +27,7 @@ Function = Callable[[Params, Int[Array, "B S"], Int[Array, " B"]], Float[Array, 
 
 def check_options(dtype: str | None, max_length: int | None, max_tokens: int) -> None:
     """Refuse options, before a model is read."""
-    if dtype not in (None, *DTYPES):
-        raise InputError(f"dtype={shorten(dtype)} must be {' or '.join(map(repr, DTYPES))}")
+    check_dtype(dtype)
     if max_length is not None:
         check_whole_number("max_length", max_length, least=1)
     check_whole_number("max_tokens", max_tokens, least=1)
@@ -101,7 +101,8 @@ class BatchedModel:
         """Return what a compiled function returns for each row; rows of like length are a batch."""
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(rows):
-            by_length.setdefault(self._batch_length(len(ids)), []).append(index)
+            length = min(power_of_two(max(SHORTEST, len(ids))), self._most)  # one of few
+            by_length.setdefault(length, []).append(index)
         results: list[Float[np.ndarray, "*rest"]] = [np.empty(0, np.float32)] * len(rows)
         for length, members in by_length.items():
             for batch, found in self._batches(function, rows, members, length):
@@ -130,10 +131,3 @@ class BatchedModel:
             with jax.set_mesh(self._mesh):
                 results.append((batch, function(self.model.params, src, lengths)))
         return results
-
-    def _batch_length(self, tokens: int) -> int:
-        """Return the length of the batch of a text: one of few."""
-        length = SHORTEST
-        while length < tokens:
-            length *= 2
-        return min(length, self._most)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 
+import jax
+
 from jax_transformer.decoding.slots import SlotSearch
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.text_files import is_blank
@@ -204,7 +206,9 @@ def translate_as_completed(
             if len(pools[length].waiting) < pools[length].num_free:
                 continue  # more of them may be there
         for pool in pools.values():
-            for ended in search.advance(pool, left, MOST_STEPS):
+            with jax.set_mesh(search.mesh):
+                all_ended = pool.advance(search.next_group(pool, left), MOST_STEPS)
+            for ended in all_ended:
                 source = left.pop(ended.member)
                 try:
                     yield ended.member, search.found(ended, source)

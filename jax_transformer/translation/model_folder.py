@@ -32,7 +32,7 @@ from jax_transformer.decoding.generation_config import (
     GenerationConfig,
     check_options,
 )
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.checks import check_attention, check_params, check_whole_number
 from jax_transformer.model.transformer import Params
 from jax_transformer.model.tree import in_dtype
@@ -156,6 +156,12 @@ class TrainedModel(NamedTuple):
             )
         check_attention(self.config, max_length)
         return self._replace(config=dataclasses.replace(self.config, max_length=max_length))
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Refuse a type that parameters cannot have; None keeps theirs."""
+    if dtype not in (None, *DTYPES):
+        raise InputError(f"dtype={shorten(dtype)} must be {' or '.join(map(repr, DTYPES))}")
 
 
 def load(

@@ -17,7 +17,6 @@ from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.sampling import check_sampling
-from jax_transformer.decoding.search import NO_LIMIT
 from jax_transformer.decoding.slots import Ended, Group, SlotSearch
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.kernels.execution import SearchExecution
@@ -193,26 +192,16 @@ class TextSearch:
             execution=execution,
         )
 
-    def advance(
-        self, pool: SlotSearch, sources: Mapping[int, Source], most_steps: int = NO_LIMIT
-    ) -> list[Ended]:
-        """Let a group of a pool enter, take steps until the next one can, return what has ended.
+    def next_group(self, pool: SlotSearch, sources: Mapping[int, Source]) -> Group | None:
+        """Return those sources that enter a pool together, with what each has of its own.
 
         Args:
-            sources: Those that wait, by number.
-            most_steps: Most steps that are taken.
+            sources: By number; those that wait in the pool are among them, and enter in its order.
         """
         count = min(pool.num_free, pool.group_size)
-        entering, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
-        if not entering and not pool.runs:
-            return []
-        until_free = min(len(pool.waiting), pool.group_size) or None
-        with jax.set_mesh(self.mesh):
-            group = self._group(pool, entering, sources) if entering else None
-            return pool.advance(group, until_free, most_steps)
-
-    def _group(self, pool: SlotSearch, members: list[int], sources: Mapping[int, Source]) -> Group:
-        """Return sources that enter together, with what each has of its own."""
+        members, pool.waiting[:] = pool.waiting[:count], pool.waiting[count:]
+        if not members:
+            return None
         config = self.models[0].config
         ids = [sources[member].ids for member in members]
         src = padded_rows(ids, pool.group_size, pool.source_length, config)
@@ -277,8 +266,7 @@ def text_search(
     lines = LineOptions(
         overlong=overlong, split_sentences=split_sentences, max_tokens=max_tokens, window=window
     )
-    for name in [name for name, value in options.items() if value is None]:
-        del options[name]
+    options = {name: value for name, value in options.items() if value is not None}
     generation = models[0].generation_config(**options)
     for each in models:
         check_params(each.params, each.config)
@@ -377,7 +365,9 @@ def translate_windows(
             left = {index: source for index, source in enumerate(sources) if source.ids}
             for pool in search.pools(left):
                 while pool.waiting or pool.runs:
-                    for ended in search.advance(pool, left):
+                    with jax.set_mesh(search.mesh):
+                        all_ended = pool.advance(search.next_group(pool, left))
+                    for ended in all_ended:
                         source, length = left[ended.member], ended.hypotheses.lengths.max()
                         if length == pool.target_length < search.limit(len(source.ids)):
                             continue  # it has outgrown its slot

@@ -76,8 +76,7 @@ class Translator:
         mesh: Mesh | None = None,
         execution: SearchExecution | None = None,
     ) -> None:
-        if dtype not in (None, *model_folder.DTYPES):
-            raise InputError(f"dtype={shorten(dtype)} must be 'float32' or 'bfloat16'")
+        model_folder.check_dtype(dtype)
         self.mesh, self.execution = mesh or make_mesh(), execution
         several = isinstance(model, Sequence) and not isinstance(model, str | TrainedModel)
         sources = model if several else [model]

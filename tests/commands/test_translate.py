@@ -16,12 +16,13 @@ from jax_transformer.commands import main as cli
 from jax_transformer.commands.command_line import declared_fields
 from jax_transformer.commands.translate import Arguments
 from jax_transformer.decoding import GenerationConfig
+from jax_transformer.decoding.slots import SlotSearch
 from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.translation import alignment_plot, text_stream
 from jax_transformer.translation.model_folder import save
 from jax_transformer.translation.sources import LineOptions
 from jax_transformer.translation.text_stream import Files
-from jax_transformer.translation.translate import TextSearch, translate
+from jax_transformer.translation.translate import translate
 from tests.models import random_params, tiny_model
 from tests.tiers import tiered_rows
 
@@ -95,14 +96,14 @@ def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     first, blank, last = (best.text for (best,) in translate(checkpoint, ["cab", "", "b"]))
     typing, terminal = pty.openpty()
     shown, to_type = [], [b"abc abc abc abc abc\nb\n", b"\x04"]  # Ctrl-D
-    advance = TextSearch.advance
+    advance = SlotSearch.advance
 
     def typing_on(*arguments):
         shown.append(capfdbinary.readouterr())
         os.write(typing, to_type.pop(0))
         return advance(*arguments)
 
-    monkeypatch.setattr(TextSearch, "advance", typing_on)
+    monkeypatch.setattr(SlotSearch, "advance", typing_on)
     os.write(typing, b"cab\n\n")
     with open(terminal) as keyboard:
         monkeypatch.setattr(sys, "stdin", keyboard)
@@ -251,7 +252,7 @@ def test_a_sample_is_that_of_the_seed_and_the_line(run, directory, checkpoint, t
 @pytest.fixture
 def kill_at(monkeypatch):
     """Let the search with a number, from 1, end the process; 0 is none. Returns its calls."""
-    advance, calls = TextSearch.advance, []
+    advance, calls = SlotSearch.advance, []
 
     def kill_at(number):
         def search_until(*arguments):
@@ -261,7 +262,7 @@ def kill_at(monkeypatch):
             return advance(*arguments)
 
         calls.clear()
-        monkeypatch.setattr(TextSearch, "advance", search_until)
+        monkeypatch.setattr(SlotSearch, "advance", search_until)
         return calls
 
     return kill_at
@@ -334,7 +335,7 @@ def test_a_longer_line_is_translated_where_positions_are_computed(run, checkpoin
     ],
 )
 def test_bad_lines_are_one_line_on_standard_error(run, monkeypatch, tmp_path, text, message):
-    monkeypatch.setattr(TextSearch, "advance", lambda *_: pytest.fail("work was done"))
+    monkeypatch.setattr(SlotSearch, "advance", lambda *_: pytest.fail("work was done"))
     monkeypatch.setattr(alignment_plot, "draw", lambda *_, **__: pytest.fail("work was done"))
     code, out, err = run(text, f"--alignments={tmp_path / 'plot.png'}")
     assert (code, out) == (1, "")

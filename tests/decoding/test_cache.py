@@ -98,16 +98,27 @@ def cached(config, params, src, tokens, execution=DEFAULT_SEARCH_EXECUTION):
     return jax.lax.scan(step, cache, tokens)[1]
 
 
-@pytest.mark.parametrize("preset", tiered([*DISTINCT_PRESETS, *OTHERS], QUICK_MODELS))
-def test_every_step_is_the_uncached_model(preset, dtype):
-    config, params, src, tokens = setting(preset, dtype, beam_size=1)
+# And whether the decoder has a final norm of its own.
+FINAL_NORMS = {
+    "of its own": ("pre_norm", {"final_norm": False, "decoder_final_norm": True}),
+    "of the encoder": ("pre_norm", {"final_norm": True, "decoder_final_norm": False}),
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    tiered([*DISTINCT_PRESETS, *OTHERS, *FINAL_NORMS], (*QUICK_MODELS, "of its own")),
+)
+def test_every_step_is_the_uncached_model(model, dtype):
+    preset, fields = FINAL_NORMS.get(model, (model, {}))
+    config, params, src, tokens = setting(preset, dtype, beam_size=1, **fields)
     tokens = tokens[:, :, 0]
     compare = jax.jit(lambda *args: (cached(config, *args), uncached(config, *args)))
     found, expected = compare(params, src, tokens)
     assert found.dtype == dtype
     for step in range(LENGTH):
         assert error(found[step], expected[step]) <= bound("logits", dtype), step
-    print(f"\n{preset} {dtype}: {error(found, expected):.0e}", end="")
+    print(f"\n{model} {dtype}: {error(found, expected):.0e}", end="")
 
 
 @pytest.mark.parametrize(
@@ -155,17 +166,6 @@ def test_a_step_reads_the_layout_off_the_cache():
     other, _ = decode_step(params, config, cache, tokens[0, :, 0], execution=tpu)
     assert error(one, other) <= bound("logits", "float32")
     assert jax.tree.map(jnp.shape, following) == jax.tree.map(jnp.shape, cache)
-
-
-@pytest.mark.parametrize("own", tiered([True, False], [True]))
-def test_a_step_knows_whether_the_decoder_has_a_final_norm_of_its_own(own):
-    fields = {"final_norm": not own, "decoder_final_norm": own}
-    config, params, src, tokens = setting("pre_norm", beam_size=1, **fields)
-    tokens = tokens[:, :, 0]
-    compare = jax.jit(lambda *args: (cached(config, *args), uncached(config, *args)))
-    with jax.default_matmul_precision("highest"):
-        found, expected = compare(params, src, tokens)
-    assert error(found, expected) <= bound("logits", "float32")
 
 
 HALF = float(jnp.finfo(jnp.bfloat16).eps)

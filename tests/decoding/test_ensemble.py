@@ -3,11 +3,10 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import InputError, apply, encode, generate
+from jax_transformer import InputError, apply, generate
 from tests.models import random_params, small_config
 
 SRC = np.array([[5, 6, 7, 8, 2, 0, 0], [9, 10, 2, 0, 0, 0, 0], [11, 12, 13, 14, 15, 16, 2]])
@@ -23,18 +22,22 @@ def models():
     return jax.tree.map(lambda leaf: 2 * leaf, params), configs
 
 
+run_apply = jax.jit(apply, static_argnames="config")
+
+
+def mean_log_probabilities(params, configs, tgt):
+    """Return the models' mean for the token after each of whole targets, without a cache."""
+    models = zip(params, configs, strict=True)
+    of_models = [jax.nn.log_softmax(run_apply(*model, SRC, tgt)) for model in models]
+    return np.array(sum(of_models) / len(of_models))
+
+
 def greedy_by_hand(params, configs):
-    """Greedy search without a cache: whole targets through `apply`, step by step."""
-    logits_of = jax.jit(apply, static_argnums=1)
     tokens = np.full((len(SRC), 1 + STEPS), configs[0].pad_id)
     tokens[:, 0] = configs[0].bos_id
     total, ended = np.zeros(len(SRC)), np.zeros(len(SRC), bool)
     for step in range(STEPS):
-        both = [
-            jax.nn.log_softmax(logits_of(*model, SRC, tokens)[:, step])
-            for model in zip(params, configs, strict=True)
-        ]
-        mean = np.array(sum(both) / len(both))
+        mean = mean_log_probabilities(params, configs, tokens)[:, step]
         choice = np.where(np.arange(mean.shape[1]) == configs[0].pad_id, -np.inf, mean).argmax(1)
         total += np.where(ended, 0, mean[np.arange(len(SRC)), choice])
         tokens[:, step + 1] = np.where(ended, configs[0].pad_id, choice)
@@ -58,18 +61,15 @@ def test_beam_search_finds_no_worse_hypotheses_and_scores_them_by_the_mean(model
     params, configs = models
     options = {"max_new_tokens": STEPS, "length_penalty": 0.0}
     found = generate(params, configs, SRC, beam_size=4, num_hypotheses=3, **options)
-    greedy, logits_of = generate(params, configs, SRC, **options), jax.jit(apply, static_argnums=1)
+    greedy = generate(params, configs, SRC, **options)
     assert (found.scores[:, 0] >= greedy.scores[:, 0] - 1e-5).all()
     for k in range(3):
         targets = np.asarray(found.tokens[:, k])
         inputs = np.concatenate(
             [np.full((len(SRC), 1), configs[0].bos_id), targets[:, :-1]], axis=1
         )
-        both = [
-            jax.nn.log_softmax(logits_of(*model, SRC, inputs))
-            for model in zip(params, configs, strict=True)
-        ]
-        chosen = jnp.take_along_axis(sum(both) / 2, targets[..., None], axis=-1)[..., 0]
+        mean = mean_log_probabilities(params, configs, inputs)
+        chosen = np.take_along_axis(mean, targets[..., None], axis=-1)[..., 0]
         visible = np.arange(STEPS) < np.asarray(found.lengths)[:, k, None]
         assert np.allclose(found.scores[:, k], (chosen * visible).sum(1), atol=1e-5)
 
@@ -83,7 +83,7 @@ def test_what_is_no_ensemble_is_refused(models):
         generate(params, [configs[0], other], SRC, max_new_tokens=3)
     with pytest.raises(InputError, match="2 configs and 1 parameters"):
         generate(params[:1], configs, SRC, max_new_tokens=3)
-    memory = encode(params[0], configs[0], SRC)
+    memory = np.zeros((*SRC.shape, configs[0].d_model), np.float32)
     with pytest.raises(InputError, match="memory is that of one model"):
         generate(params, configs, SRC, max_new_tokens=3, memory=memory)
     broken = [params[0], jax.tree.map(lambda leaf: leaf * np.nan, params[1])]

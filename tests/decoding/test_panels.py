@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_transformer import encode, generate, init_cache
+from jax_transformer import encode, init_cache
 from jax_transformer.decoding.cache import decode_step, next_step
 from jax_transformer.kernels.execution import DEFAULT_SEARCH_EXECUTION, SearchExecution
 from jax_transformer.kernels.panels import ALIGNMENT, MOST_ROWS, arrange_for_steps
-from tests.decoding.plain import random_model
+from tests.decoding.plain import quick_generate, random_model
 from tests.models import random_params, random_tokens, small_config
 from tests.parity.ladder import bound, error
 from tests.tiers import tiered
@@ -42,10 +42,7 @@ def test_a_step_over_panels_is_the_plain_one(preset, rows):
 def test_few_rows_are_multiplied_by_panels_and_computed_once(num_rows):
     config, params, src = random_model("vaswani2017", d_model=128, num_heads=4, d_ff=256)
     src = np.resize(src, (num_rows, src.shape[1]))
-    lowered = jax.jit(generate, static_argnames=("config", "max_new_tokens")).lower(
-        params, config, src, max_new_tokens=5
-    )
-    text = lowered.compile().as_text()
+    text = quick_generate.lower(params, config, src, max_new_tokens=5).compile().as_text()
     products = re.findall(rf"f32\[\d,{num_rows},64\]\S* dot\(", text)
     assert bool(products) == (num_rows <= MOST_ROWS)
     copies = re.findall(rf"\n%.* -> f32\[\d,{num_rows},\d{{3}}\] {{\n(.*?)\n}}", text, re.S)
@@ -57,9 +54,8 @@ def test_few_rows_are_multiplied_by_panels_and_computed_once(num_rows):
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_only_a_program_for_a_cpu_multiplies_by_panels(platform):
     config, params, src = random_model("vaswani2017", d_model=128, num_heads=4, d_ff=256)
-    program = jax.jit(generate, static_argnames=("config", "max_new_tokens", "execution"))
-    execution = SearchExecution.for_platform(platform)
-    text = program.lower(params, config, src[:3], max_new_tokens=5, execution=execution).as_text()
+    options = {"max_new_tokens": 5, "execution": SearchExecution.for_platform(platform)}
+    text = quick_generate.lower(params, config, src[:3], **options).as_text()
     products = re.findall(r"dot_general.*tensor<\dx3x128xf32>, tensor<\dx128x64xf32>", text)
     assert bool(products) == (platform == "cpu")
 
@@ -70,13 +66,12 @@ def test_a_program_for_a_gpu_pads_the_vocabulary_before_its_loop(preset):
     assert config.tgt_vocab_size % ALIGNMENT
     wide = config.tgt_vocab_size + -config.tgt_vocab_size % ALIGNMENT
     params, (src, _) = random_params(config), random_tokens(config)
-    program = jax.jit(generate, static_argnames=("config", "max_new_tokens", "execution"))
     found = {}
     for copied in ("aligned", "none"):
         execution = SearchExecution.for_platform("gpu", copied_kernels=copied)
         given = {"max_new_tokens": 7, "execution": execution}
-        found[copied] = program(params, config, src, **given)
-        text = program.lower(params, config, src, **given).as_text()
+        found[copied] = quick_generate(params, config, src, **given)
+        text = quick_generate.lower(params, config, src, **given).as_text()
         products = re.findall(rf"dot_general.*x{wide}xf32>", text)
         assert bool(products) == (copied == "aligned")
     assert np.array_equal(found["aligned"].tokens, found["none"].tokens)

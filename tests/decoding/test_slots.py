@@ -96,9 +96,9 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
 def search_all(slots, groups):
     """Yield what ends; each group enters as soon as it has room."""
     for group, following in pairwise([*groups, None]):
-        needed = following and len(following.members)
-        yield from slots.advance(group, needed)
-        assert slots.num_free >= (needed or slots.num_slots)
+        slots.waiting = following.members if following else []
+        yield from slots.advance(group)
+        assert slots.num_free >= (len(slots.waiting) or slots.num_slots)
 
 
 def assert_same(found, expected):

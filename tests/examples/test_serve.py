@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -44,14 +42,18 @@ def of_texts(server):
     return server.executor(beam_size=None, alignments=False)
 
 
+def answer_to(port, method, path="/", body=None, headers=()):
+    """Return the status, the headers and the content of an answer."""
+    client = http.client.HTTPConnection("localhost", port, timeout=60)
+    client.request(method, path, body, dict(headers))
+    answer = client.getresponse()
+    return answer.status, answer.headers, answer.read().decode()
+
+
 def ask(port, body, headers=()):
-    """Return the status and the content of an answer."""
-    request = urllib.request.Request(f"http://localhost:{port}", body, dict(headers))
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as refused:
-        return refused.code, json.load(refused)
+    """Return the status and the content of an answer to a text."""
+    status, _, content = answer_to(port, "POST", body=body, headers=headers)
+    return status, json.loads(content)
 
 
 @pytest.mark.exhaustive
@@ -123,14 +125,6 @@ def test_beams_and_details_are_those_of_a_call(server, translator):
     assert ask(server.server_port, b'{"q": " ", "details": true}') == (200, blank)
 
 
-def answer_to(port, method, path="/", body=None, origin=None):
-    """Return the status, the headers and the content of an answer."""
-    client = http.client.HTTPConnection("localhost", port, timeout=60)
-    client.request(method, path, body, {} if origin is None else {"Origin": origin})
-    answer = client.getresponse()
-    return answer.status, answer.headers, answer.read().decode()
-
-
 def test_the_page_is_one_short_file(server):
     status, headers, page = answer_to(server.server_port, "GET")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
@@ -147,14 +141,15 @@ ORIGIN = "https://example.org"
 @pytest.mark.parametrize("body", ['{"q": ""}', "{}"])
 @pytest.mark.parametrize("origin", [ORIGIN, "https://example.com", "null", None])
 def test_pages_of_one_other_origin_may_ask(server, monkeypatch, body, origin):
+    headers = {} if origin is None else {"Origin": origin}
     for allowed in (None, ORIGIN):
         monkeypatch.setattr(server, "allow_origin", allowed)
         for method in ("OPTIONS", "POST"):
-            status, headers, _ = answer_to(server.server_port, method, body=body, origin=origin)
+            status, answered, _ = answer_to(server.server_port, method, body=body, headers=headers)
             assert status == (204 if method == "OPTIONS" else 200 if "q" in body else 400)
             expected = (ORIGIN, "Content-Type") if origin == allowed == ORIGIN else (None, None)
             names = ("Access-Control-Allow-Origin", "Access-Control-Allow-Headers")
-            assert tuple(headers[name] for name in names) == expected
+            assert tuple(answered[name] for name in names) == expected
 
 
 def request(texts):
@@ -248,7 +243,7 @@ def test_a_signal_ends_the_server_behind_the_answers_to_those_who_asked(folder, 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_server_at_once(folder, number):
     process, port = start(folder, "--allow-origin", ORIGIN)
-    _, headers, _ = answer_to(port, "OPTIONS", origin=ORIGIN)
+    _, headers, _ = answer_to(port, "OPTIONS", headers={"Origin": ORIGIN})
     assert headers["Access-Control-Allow-Origin"] == ORIGIN
     with socket.create_connection(("localhost", port)):  # and says nothing
         time.sleep(0.5)

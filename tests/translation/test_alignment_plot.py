@@ -2,7 +2,6 @@
 
 import importlib.util
 
-import matplotlib.figure
 import numpy as np
 import pytest
 
@@ -97,24 +96,10 @@ def test_no_text_has_no_alignments(model, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are saved."""
-    figures, savefig = [], matplotlib.figure.Figure.savefig
-
-    def record(figure, path, **options):
-        figures.append(figure)
-        savefig(figure, path, **options)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", record)
-    return figures
-
-
-def test_every_token_is_labelled_on_its_axis(tmp_path, figures, drawn):
+def test_every_token_is_labelled_on_its_axis(tmp_path, drawn):
     shown, _ = drawn
     draw(tmp_path / "plot.svg", shown)
-    (figure,) = figures
-    *panels, colorbar = figure.axes
+    *panels, colorbar = figure_of(shown).axes
     assert "mean over layers and heads" in colorbar.get_ylabel()
     for panel, one in zip(panels, shown, strict=True):
         assert panel.get_title(loc="left") == f"line {one.line}"
@@ -133,11 +118,9 @@ def test_several_lines_stand_in_a_grid(sizes):
     assert len(sizes) == 1 or max(width, height) < 2.5 * min(width, height)
 
 
-def test_of_long_lines_the_first_tokens_are_drawn(tmp_path, figures):
-    long = make_alignment(MAX_TOKENS + 1, MAX_TOKENS - 1)
-    draw(tmp_path / "plot.png", [long])
-    draw(tmp_path / "other.png", [make_alignment(MAX_TOKENS, MAX_TOKENS)])
-    cut, whole = (figure.axes[0] for figure in figures)
+def test_of_long_lines_the_first_tokens_are_drawn():
+    sizes = (MAX_TOKENS + 1, MAX_TOKENS - 1), (MAX_TOKENS, MAX_TOKENS)
+    cut, whole = (figure_of([make_alignment(*size)]).axes[0] for size in sizes)
     assert cut.get_title(loc="left") == "line 7, its first tokens"
     assert cut.images[0].get_array().shape == (MAX_TOKENS - 1, MAX_TOKENS)
     assert len(cut.get_xticklabels()) == MAX_TOKENS

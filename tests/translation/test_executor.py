@@ -173,17 +173,10 @@ def test_a_bad_text_is_its_own_error(model):
         Translator(model).executor(beams=3)
 
 
-def test_the_options_of_a_call_are_those_of_an_executor(model):
-    options, texts = {"prefix": "cab ", "overlong": "cut"}, ["abba", "decade " * 100, ""]
-    expected = [result.text for result in Translator(model)(texts, **options)]
-    assert expected[0] != Translator(model)(texts[0]).text
-    with Translator(model).executor(**options) as executor:
-        assert [result.text for result in executor.map(texts)] == expected
-
-
-def test_alignments_are_those_of_a_call(model):
+def test_the_options_and_alignments_of_a_call_are_those_of_an_executor(model):
     texts, options = ["abba", "", "decade " * 100, "cab"], {"prefix": "fed ", "overlong": "cut"}
-    expected = Translator(model)(texts, alignments=True, **options)
+    expected = list(Translator(model)(texts, alignments=True, **options))
+    assert expected[0].text != Translator(model)(texts[0]).text
     with Translator(model).executor(alignments=True, **options) as executor:
         results = list(executor.map(texts))
     for result, call in zip(results, expected, strict=True):
