@@ -38,16 +38,16 @@ def main(
     advance, search, lines = slots._advance, slots.search, read_lines(source)
     done: dict[str, int] = {}
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **settings: Any) -> Any:
         state = arguments[2].state
         rows, begun = len(state.ended), int(state.caches[0].position)
-        found = advance(*arguments)
+        found = advance(*arguments, **settings)
         steps = int(found[0].state.caches[0].position) - begun
         done["rows"] = done.get("rows", 0) + rows * steps
         return found
 
-    def counted_search(*arguments: Any) -> Any:
-        found = search(*arguments)  # greedy: its longest target is its number of steps
+    def counted_search(*arguments: Any, **settings: Any) -> Any:
+        found = search(*arguments, **settings)  # greedy: its longest target is its number of steps
         rows, steps = len(found[1]), int(found[0].lengths.max())
         done["rows"] = done.get("rows", 0) + rows * steps
         return found
