@@ -230,22 +230,14 @@ REFUSALS = {
         {"languages": {"tamazight": None}},
         r"language 'tamazight': a code of this model looks like deu_Latn",
     ),
-    "a model without codes": (
-        "t5",
-        {"languages": {"xx": None}},
-        r"the model has no language codes",
-    ),
+    "a model without codes": ("t5", {"languages": {"xx": None}}, "the model has no language codes"),
     "a text that is known": ("t5", {"text": ["ab"]}, r"nothing would be added"),
     "a token that is there": (
         "t5",
         {"tokens": ["▁"]},
         r"the token '.u2581' is there already: its id is \d+; remove it",
     ),
-    "a token that is named twice": (
-        "t5",
-        {"tokens": ["qz", "qz"]},
-        r"the token 'qz' is named twice",
-    ),
+    "a token named twice": ("t5", {"tokens": ["qz", "qz"]}, r"the token 'qz' is named twice"),
     "a token with a space": ("t5", {"tokens": [" qz"]}, r"must not begin or end with a space"),
     "characters of M2M100": (
         "m2m100",
@@ -257,14 +249,23 @@ REFUSALS = {
         {"text": NEW, "sentencepiece": 5},
         r"vocab_size=5 must be at least \d+: 0 special tokens and each character",
     ),
+    "bytes": ("byt5", {"text": NEW}, "writes every text as bytes, so it lacks no token"),
+    "two vocabularies": ("two", {"tokens": ["qz"]}, "the languages have a vocabulary each"),
+    "no folder": ("none", {"tokens": ["qz"]}, "is no folder of transformers"),
 }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     path = tmp_path_factory.mktemp("refused")
-    for name in ("nllb", "m2m100", "t5", "marian"):
+    for name in ("nllb", "m2m100", "t5"):
         write_folder(name, path / name)
+    (path / "byt5").mkdir()
+    writers.write_byt5(path / "byt5")
+    foreign_model("t5", None, vocab_size=384).save_pretrained(path / "byt5")
+    size = sentencepiece_models.write_marian(path / "two", separate=True)
+    ids = {"pad_token_id": size - 1, "eos_token_id": 0, "decoder_start_token_id": size - 1}
+    foreign_model("marian", None, vocab_size=size, **ids).save_pretrained(path / "two")
     return path
 
 
@@ -286,21 +287,6 @@ def test_a_character_that_is_a_space_is_refused(tmp_path):
     ):
         extend(tmp_path / "old", tmp_path / "new", text=["ⴰ\u2003ⴱ"])
     assert not (tmp_path / "new").exists()
-
-
-def test_what_takes_no_tokens_is_refused(tmp_path):
-    (tmp_path / "byt5").mkdir()
-    writers.write_byt5(tmp_path / "byt5")
-    foreign_model("t5", None, vocab_size=384).save_pretrained(tmp_path / "byt5")
-    with pytest.raises(InputError, match="writes every text as bytes, so it lacks no token"):
-        extend(tmp_path / "byt5", tmp_path / "new", text=NEW)
-    size = sentencepiece_models.write_marian(tmp_path / "two", separate=True)
-    ids = {"pad_token_id": size - 1, "eos_token_id": 0, "decoder_start_token_id": size - 1}
-    foreign_model("marian", None, vocab_size=size, **ids).save_pretrained(tmp_path / "two")
-    with pytest.raises(InputError, match="the languages have a vocabulary each"):
-        extend(tmp_path / "two", tmp_path / "new", tokens=["qz"])
-    with pytest.raises(InputError, match="is no folder of transformers"):
-        extend(tmp_path, tmp_path / "new", tokens=["qz"])
 
 
 def test_files_of_the_command_must_have_text(tmp_path, folders):

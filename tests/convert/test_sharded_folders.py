@@ -94,18 +94,12 @@ def test_a_folder_in_bfloat16_translates(home):
     assert error(logits.astype(jnp.float32), expected) < 2**-5
 
 
-def test_one_file_by_default_and_shards_where_asked(home, tmp_path):
-    config, params = from_huggingface(home)
-    to_huggingface(params, config, tmp_path / "one", family="pegasus")
-    assert weight_names(tmp_path / "one") == ["model.safetensors"]
-    with pytest.raises(InputError, match="max_shard_size='3' must be a number of bytes"):
-        to_huggingface(params, config, tmp_path / "x", family="pegasus", max_shard_size="3")
-    assert not (tmp_path / "x").exists()
-
-
 def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
     config, params = from_huggingface(home)
     options = {"family": "pegasus", "overwrite": True}
+    with pytest.raises(InputError, match="max_shard_size='3' must be a number of bytes"):
+        to_huggingface(params, config, tmp_path / "x", **options, max_shard_size="3")
+    assert not (tmp_path / "x").exists()
     to_huggingface(params, config, tmp_path / "one", **options)
     message = r"holds model\.safetensors of other weights, which could be read in the place of the"
     with pytest.raises(InputError, match=message):
