@@ -19,15 +19,13 @@ from jax_transformer.tokenizers import extended
 from tests.convert.families.case import (
     foreign_class,
     foreign_model,
-    foreign_results,
     logits_error,
-    memory_and_logits,
-    ragged_tokens,
     read_values,
     strictly_loaded,
     transformers,
     weights_of,
 )
+from tests.parity.ladder import bound
 from tests.tiers import tiered
 from tests.tokenizers import class_folders as writers
 from tests.tokenizers import sentencepiece_models
@@ -113,27 +111,14 @@ def test_earlier_ids_stay_and_new_ones_are_those_of_transformers(both):
         assert sum(map(len, ids)) < sum(len(line.replace(" ", "")) for line in NEW)  # pieces
 
 
-def test_the_model_computes_what_it_did(both):
+def test_the_model_is_the_same_with_more_rows(both):
     name, old, new = both
-    (config, params), (larger, grown) = (from_huggingface(folder) for folder in (old, new))
-    size = config.tgt_vocab_size
-    assert larger.tgt_vocab_size > size
-    sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": size}
+    (config, _), (larger, grown) = (from_huggingface(folder) for folder in (old, new))
+    assert larger.tgt_vocab_size > config.tgt_vocab_size
+    sizes = {"src_vocab_size": config.src_vocab_size, "tgt_vocab_size": config.tgt_vocab_size}
     assert dataclasses.replace(larger, **sizes) == config
-    src, tgt = ragged_tokens(config)
-    memory, expected = memory_and_logits(params, config, src, tgt)
-    same, logits = memory_and_logits(grown, larger, src, tgt)
-    np.testing.assert_array_equal(same, memory)
-    known = load_tokenizer(old)[1].source.segmenter.size  # a table may have more rows
-    # XLA sums a product of another width in another order.
-    np.testing.assert_allclose(logits[..., :known], expected[..., :known], rtol=0, atol=2e-6)
-    model_class = foreign_class(FOLDERS[name][1])
-    theirs, before = (
-        foreign_results(strictly_loaded(model_class, folder), config, src, tgt)[0]
-        for folder in (new, old)
-    )
-    np.testing.assert_allclose(theirs[..., :known], before[..., :known], rtol=0, atol=2e-6)
-    np.testing.assert_allclose(logits, theirs, atol=1e-5)
+    model = strictly_loaded(foreign_class(FOLDERS[name][1]), new)
+    assert logits_error(grown, larger, model) <= bound("logits", "float32")
 
 
 def test_new_rows_are_means_of_the_rows_that_wrote_them(both):

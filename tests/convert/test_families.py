@@ -23,8 +23,6 @@ from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.model.layers import AttentionContext, EncoderLayer, RelativeAttentionBias
-from jax_transformer.model.masks import source_mask
 from tests.convert.families.case import (
     CASES,
     as_inputs,
@@ -75,23 +73,12 @@ def usual(family, tmp_path_factory):
     return Usual(model, config, params, folder)
 
 
-# Compiled whole, once for all layers: thousands of small compilations would take longer.
-@functools.partial(jax.jit, static_argnums=0)
-def layer(config, params, shared_bias, x, mask):
-    bias = None
-    if config.has_shared_relative_bias:
-        table = RelativeAttentionBias(config, bidirectional=True)
-        bias = table.apply({"params": shared_bias}, *2 * x.shape[1:2])
-    return EncoderLayer(config).apply({"params": params}, x, AttentionContext(mask, bias))
-
-
 @pytest.mark.parametrize(("name", "shape"), tiered_rows(SHAPES, lambda *row: row in QUICK_SHAPES))
 def test_the_same_numbers(name, shape, dtype):
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config)
     valid = src != config.pad_id  # outputs at padding are not defined
-    mask = source_mask(jnp.asarray(src), config)
 
     def ours(params):
         memory, logits = memory_and_logits(params, config, src, tgt)
@@ -101,22 +88,8 @@ def test_the_same_numbers(name, shape, dtype):
         logits, states = foreign_results(model, config, src, tgt)
         return {"logits": logits, "memory": states[-1].numpy()[valid]}
 
-    def own_layer(params, index, x):
-        bias = params["encoder"].get("relative_attention_bias")
-        own = layer(config, params["encoder"][f"layers_{index}"], bias, x, mask)
-        return np.asarray(own)[valid]
-
     results = ours(params), theirs(model)
     errors = {part: error(*(one[part] for one in results)) for part in results[0]}
-    _, states = foreign_results(model, config, src, tgt)
-    count = config.num_encoder_layers
-    if config.final_norm:
-        count -= 1  # the last state of transformers has passed the final norm
-    layers = [
-        (own_layer(params, index, states[index].numpy()), states[index + 1].numpy()[valid])
-        for index in range(count)
-    ]
-    errors |= {f"encoder layer {index}": error(*pair) for index, pair in enumerate(layers)}
     listed = ", ".join(f"{part} {measured:.1e}" for part, measured in errors.items())
     print(f"\n{name} {shape} {dtype}: {listed}")
     if dtype == "float64":
@@ -126,10 +99,6 @@ def test_the_same_numbers(name, shape, dtype):
         wide = widen(params)
         exact = ours(wide), theirs(widened(model, name))
         check_errors(f"{name} {shape}", results, exact, list(map(ours, moved(wide))), kind="logits")
-        for index, pair in enumerate(layers):
-            given = wide, np.float64(states[index].numpy())
-            exact, *near = (own_layer(numbers, index, x) for numbers, x in (given, *moved(given)))
-            check_errors(f"{name} layer {index}", pair, (exact, exact), near, kind="block")
 
 
 @pytest.mark.parametrize(

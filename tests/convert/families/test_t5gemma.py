@@ -324,24 +324,6 @@ def folder_with_tokenizer(folder, name, lines=None, drawn=True, **changes):
     model = random_leaves(model, 3) if drawn else model
     model.generation_config.max_new_tokens = 20 if drawn else 40
     model.save_pretrained(folder)
-    return model.eval(), tokenizer
-
-
-def translated_by_transformers(model, tokenizer, lines, **options):
-    batch = tokenizer(lines, padding=True, padding_side="right", return_tensors="pt")
-    return tokenizer.batch_decode(model.generate(**batch, **options), skip_special_tokens=True)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_strings(tmp_path, name):
-    model, tokenizer = folder_with_tokenizer(tmp_path / "model", name, sliding_window=5)
-    translator = Translator(tmp_path / "model")
-    for beams in (1, 3):
-        ours = [found.text for found in translator(LINES, beam_size=beams, length_penalty=1.0)]
-        theirs = translated_by_transformers(model, tokenizer, LINES, num_beams=beams)
-        assert ours == theirs
-        assert len(set(ours)) > 4
 
 
 @pytest.mark.exhaustive
@@ -391,7 +373,9 @@ def test_number_words_are_learnt_and_go_home(tmp_path, monkeypatch, capsys, name
     cli.command_call("convert", "run/model", "home", f"--output-layout={name}")()
     model = strictly_loaded(getattr(transformers, FAMILIES[name].architecture), "home")
     tokenizer = transformers.AutoTokenizer.from_pretrained("home")
-    theirs = translated_by_transformers(model, tokenizer, list(held_out.sources))
+    sources = list(held_out.sources)
+    batch = tokenizer(sources, padding=True, padding_side="right", return_tensors="pt")
+    theirs = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
     assert [found.text for found in Translator("run")(held_out.sources)] == theirs
     right = sum(map(str.__eq__, theirs, held_out.targets))
     with capsys.disabled():
