@@ -26,7 +26,6 @@ from jax_transformer.errors import InputError
 from tests.convert.families.case import (
     CASES,
     as_inputs,
-    case_of,
     change_values,
     foreign_model,
     foreign_results,
@@ -41,8 +40,8 @@ from tests.convert.tools import assert_same_params, same_bits
 from tests.parity.ladder import bound, check_errors, error, moved, widen
 from tests.tiers import QUICK_FAMILIES, tiered, tiered_rows
 
-SHAPES = [(name, shape) for name in CASES for shape in case_of(name).shapes]
-QUICK_SHAPES = [(name, next(iter(case_of(name).shapes))) for name in QUICK_FAMILIES]
+SHAPES = [(name, shape) for name, case in CASES.items() for shape in case.shapes]
+QUICK_SHAPES = [(name, next(iter(CASES[name].shapes))) for name in QUICK_FAMILIES]
 FILES = ["config.json", "generation_config.json", "model.safetensors"]
 
 
@@ -121,7 +120,7 @@ def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
     assert str(loaded.dtype) == f"torch.{dtype_name}"
     expected, found = model.state_dict(), loaded.state_dict()
     assert expected.keys() == found.keys()
-    wide = case_of(name).float32 if dtype_name == "float16" else ()
+    wide = CASES[name].float32 if dtype_name == "float16" else ()
     for key in found:
         assert found[key].dtype == (torch.float32 if key.endswith(wide) else loaded.dtype)
         found[key] = found[key].to(loaded.dtype)  # exact: both ends have the bits of float16
@@ -156,7 +155,7 @@ def test_the_registry_and_the_description_agree(family):
 
 
 def test_values_that_the_model_cannot_have_are_refused_by_name(family, usual, tmp_path):
-    for key, value in case_of(family.model_type).refused.items():
+    for key, value in CASES[family.model_type].refused.items():
         own = family.fields.get(key, key)  # a message of TransformerConfig has the field's name
         named = "|".join((key, own) if isinstance(own, str) else (key, *own))
         folder = shutil.copytree(usual.folder, tmp_path / key)
@@ -190,7 +189,7 @@ def test_every_encoder_decoder_of_transformers_is_a_family_or_refused_with_a_rea
 
 
 def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):
-    for changes in case_of(family.model_type).impossible:
+    for changes in CASES[family.model_type].impossible:
         changed = dataclasses.replace(usual.config, **changes)
         message = f"no {family.architecture} has this config: {next(iter(changes))}"
         with pytest.raises(InputError, match=message) as refusal:

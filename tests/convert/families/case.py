@@ -39,10 +39,6 @@ def memory_and_logits(params, config, src, tgt):
 CASES = bart_lineage.CASES | t5_lineage.CASES
 
 
-def case_of(model_type):
-    return CASES[model_type]
-
-
 def foreign_class(model_type):
     return getattr(transformers, FAMILIES[model_type].architecture)
 
@@ -52,7 +48,7 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
 
     `shape` is the name of one of the family's, or the arguments of another.
     """
-    case = case_of(model_type)
+    case = CASES[model_type]
     known = next(iter(case.shapes)) if shape is None else shape
     values = dict(known if isinstance(known, dict) else case.shapes[known]) | changes
     model_class = foreign_class(model_type)
@@ -77,7 +73,7 @@ def widened(model, model_type):
     wide = copy.deepcopy(model).double()
     t5_lineage.set_exact_norms(wide)
     for name, leaf in [*wide.named_parameters(), *wide.named_buffers()]:
-        for end, table in case_of(model_type).tables.items():
+        for end, table in CASES[model_type].tables.items():
             if name.endswith(end):
                 leaf.data = table(*leaf.shape).double()
     return wide

@@ -34,7 +34,6 @@ from tests.models import small_config
 from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
-T5_FAMILIES = ("t5", "mt5", "umt5")
 OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 OLD = {"scale_decoder_outputs": "absent"}
 OUTPUTS = {
@@ -212,10 +211,8 @@ def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
         assert np.abs(actual).max() > 2 * deviation, path  # normal, not uniform
 
 
-@pytest.mark.parametrize("family", T5_FAMILIES)
-def test_a_number_that_is_not_finite_is_refused_by_its_key(family):
-    family = FAMILIES[family]
+def test_a_number_that_is_not_finite_is_refused_by_its_key():
     for value, shown in ((float("nan"), "nan"), (float("inf"), "inf"), (10**400, "1000")):
-        values = config_to_json(family, small_config(family.preset)) | {"layer_norm_epsilon": value}
+        values = config_to_json(FAMILIES["t5"], small_config("t5")) | {"layer_norm_epsilon": value}
         with pytest.raises(InputError, match=f"layer_norm_epsilon={shown}.* must be a finite"):
-            config_from_json(family, values)
+            config_from_json(FAMILIES["t5"], values)
