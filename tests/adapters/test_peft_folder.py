@@ -19,7 +19,6 @@ from jax_transformer.training.freeze import merged, trainable
 from tests.adapters.test_lora import EVERY, random_adapter
 from tests.convert.families.case import (
     CASES,
-    case_of,
     foreign_model,
     foreign_results,
     forward,
@@ -54,7 +53,7 @@ def peft_model(model, **settings):
 
 
 def wide_model(model_type):
-    return widened(foreign_model(model_type, [*case_of(model_type).shapes][-1]), model_type)
+    return widened(foreign_model(model_type, [*CASES[model_type].shapes][-1]), model_type)
 
 
 def tensors_of(folder):

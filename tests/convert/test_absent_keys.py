@@ -1,7 +1,6 @@
 """A key that config.json lacks means what the class in transformers takes it for."""
 
 import functools
-import json
 
 import pytest
 import torch
@@ -118,8 +117,8 @@ def test_a_folder_that_lacks_a_key_gives_the_numbers_of_transformers(name, key, 
 
 def test_sizes_that_are_absent_and_do_not_fit_are_named(tmp_path):
     model = foreign_model("bart", "one_head_unscaled")
-    values = {k: v for k, v in model.config.to_dict().items() if k not in ("d_model", "dropout")}
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    model.config.save_pretrained(tmp_path)
+    change_values(tmp_path, d_model="absent", dropout="absent")
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ConversionError, match=r"wrong shape .*shared") as refused:
         from_huggingface(tmp_path)

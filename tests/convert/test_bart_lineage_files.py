@@ -1,7 +1,6 @@
 """Old and damaged files of BART's lineage: what is read, what is said, what is refused."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.runs.model_settings import read_initial_model
 from tests.convert.families.bart_lineage import CASES, activated, both_sides, ids
 from tests.convert.families.case import (
+    change_values,
     foreign_model,
     foreign_results,
     logits_error,
@@ -43,9 +43,8 @@ def folder(tmp_path):
         tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         change(tensors)
         torch.save(tensors, tmp_path / "pytorch_model.bin")
-        config = model.config.to_dict() | values
-        (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-        return tmp_path
+        model.config.save_pretrained(tmp_path)
+        return change_values(tmp_path, **values)
 
     return write
 
@@ -226,8 +225,8 @@ def test_a_tensor_under_both_names_is_refused(folder):
 
 @pytest.mark.parametrize("name", ["BartForQuestionAnswering", "BartForCausalLM"])
 def test_a_class_with_other_parts_is_refused_by_its_name(tmp_path, name):
-    values = {"model_type": "bart", "architectures": [name]}
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    transformers.BartConfig().save_pretrained(tmp_path)
+    change_values(tmp_path, architectures=[name])
     (tmp_path / "model.safetensors").write_bytes(safetensors.numpy.save({"x": np.zeros(1)}))
     with pytest.raises(InputError, match=rf"architectures='{name}' is neither a model"):
         from_huggingface(tmp_path)

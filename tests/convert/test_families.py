@@ -23,12 +23,9 @@ from jax_transformer.convert.families import FAMILIES, REFUSED, get_family
 from jax_transformer.convert.families.family import config_from_json, config_to_json
 from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
 from jax_transformer.errors import InputError
-from jax_transformer.model.layers import AttentionContext, EncoderLayer, RelativeAttentionBias
-from jax_transformer.model.masks import source_mask
 from tests.convert.families.case import (
     CASES,
     as_inputs,
-    case_of,
     change_values,
     foreign_model,
     foreign_results,
@@ -43,8 +40,8 @@ from tests.convert.tools import assert_same_params, same_bits
 from tests.parity.ladder import bound, check_errors, error, moved, widen
 from tests.tiers import QUICK_FAMILIES, tiered, tiered_rows
 
-SHAPES = [(name, shape) for name in CASES for shape in case_of(name).shapes]
-QUICK_SHAPES = [(name, next(iter(case_of(name).shapes))) for name in QUICK_FAMILIES]
+SHAPES = [(name, shape) for name, case in CASES.items() for shape in case.shapes]
+QUICK_SHAPES = [(name, next(iter(CASES[name].shapes))) for name in QUICK_FAMILIES]
 FILES = ["config.json", "generation_config.json", "model.safetensors"]
 
 
@@ -75,23 +72,12 @@ def usual(family, tmp_path_factory):
     return Usual(model, config, params, folder)
 
 
-# Compiled whole, once for all layers: thousands of small compilations would take longer.
-@functools.partial(jax.jit, static_argnums=0)
-def layer(config, params, shared_bias, x, mask):
-    bias = None
-    if config.has_shared_relative_bias:
-        table = RelativeAttentionBias(config, bidirectional=True)
-        bias = table.apply({"params": shared_bias}, *2 * x.shape[1:2])
-    return EncoderLayer(config).apply({"params": params}, x, AttentionContext(mask, bias))
-
-
 @pytest.mark.parametrize(("name", "shape"), tiered_rows(SHAPES, lambda *row: row in QUICK_SHAPES))
 def test_the_same_numbers(name, shape, dtype):
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
     src, tgt = ragged_tokens(config)
     valid = src != config.pad_id  # outputs at padding are not defined
-    mask = source_mask(jnp.asarray(src), config)
 
     def ours(params):
         memory, logits = memory_and_logits(params, config, src, tgt)
@@ -101,22 +87,8 @@ def test_the_same_numbers(name, shape, dtype):
         logits, states = foreign_results(model, config, src, tgt)
         return {"logits": logits, "memory": states[-1].numpy()[valid]}
 
-    def own_layer(params, index, x):
-        bias = params["encoder"].get("relative_attention_bias")
-        own = layer(config, params["encoder"][f"layers_{index}"], bias, x, mask)
-        return np.asarray(own)[valid]
-
     results = ours(params), theirs(model)
     errors = {part: error(*(one[part] for one in results)) for part in results[0]}
-    _, states = foreign_results(model, config, src, tgt)
-    count = config.num_encoder_layers
-    if config.final_norm:
-        count -= 1  # the last state of transformers has passed the final norm
-    layers = [
-        (own_layer(params, index, states[index].numpy()), states[index + 1].numpy()[valid])
-        for index in range(count)
-    ]
-    errors |= {f"encoder layer {index}": error(*pair) for index, pair in enumerate(layers)}
     listed = ", ".join(f"{part} {measured:.1e}" for part, measured in errors.items())
     print(f"\n{name} {shape} {dtype}: {listed}")
     if dtype == "float64":
@@ -126,10 +98,6 @@ def test_the_same_numbers(name, shape, dtype):
         wide = widen(params)
         exact = ours(wide), theirs(widened(model, name))
         check_errors(f"{name} {shape}", results, exact, list(map(ours, moved(wide))), kind="logits")
-        for index, pair in enumerate(layers):
-            given = wide, np.float64(states[index].numpy())
-            exact, *near = (own_layer(numbers, index, x) for numbers, x in (given, *moved(given)))
-            check_errors(f"{name} layer {index}", pair, (exact, exact), near, kind="block")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +120,7 @@ def test_there_and_back_is_bit_equal(tmp_path, name, shape, dtype_name):
     assert str(loaded.dtype) == f"torch.{dtype_name}"
     expected, found = model.state_dict(), loaded.state_dict()
     assert expected.keys() == found.keys()
-    wide = case_of(name).float32 if dtype_name == "float16" else ()
+    wide = CASES[name].float32 if dtype_name == "float16" else ()
     for key in found:
         assert found[key].dtype == (torch.float32 if key.endswith(wide) else loaded.dtype)
         found[key] = found[key].to(loaded.dtype)  # exact: both ends have the bits of float16
@@ -187,7 +155,7 @@ def test_the_registry_and_the_description_agree(family):
 
 
 def test_values_that_the_model_cannot_have_are_refused_by_name(family, usual, tmp_path):
-    for key, value in case_of(family.model_type).refused.items():
+    for key, value in CASES[family.model_type].refused.items():
         own = family.fields.get(key, key)  # a message of TransformerConfig has the field's name
         named = "|".join((key, own) if isinstance(own, str) else (key, *own))
         folder = shutil.copytree(usual.folder, tmp_path / key)
@@ -221,7 +189,7 @@ def test_every_encoder_decoder_of_transformers_is_a_family_or_refused_with_a_rea
 
 
 def test_configs_that_the_family_cannot_have_are_refused_by_name(family, usual, tmp_path):
-    for changes in case_of(family.model_type).impossible:
+    for changes in CASES[family.model_type].impossible:
         changed = dataclasses.replace(usual.config, **changes)
         message = f"no {family.architecture} has this config: {next(iter(changes))}"
         with pytest.raises(InputError, match=message) as refusal:

@@ -17,7 +17,6 @@ from jax_transformer.training.objective import cross_entropy
 from tests.convert.families.case import (
     CASES,
     as_inputs,
-    case_of,
     foreign_model,
     forward,
     ragged_tokens,
@@ -87,7 +86,7 @@ def run_in_torch(model, config, src, tgt_in):
 
 @pytest.mark.parametrize("name", tiered(CASES, ["umt5"]))
 def test_gradients_and_twenty_steps_of_adam(name, dtype):
-    shape = [*case_of(name).shapes][-1]
+    shape = [*CASES[name].shapes][-1]
     model = foreign_model(name, shape, getattr(torch, dtype))
     config, params = from_huggingface(model)
     data = batches(config)

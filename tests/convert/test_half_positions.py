@@ -48,8 +48,8 @@ def write(folder, name, half, layout):
     return type(model)
 
 
-def logits_of(model_class, folder, config, src, tgt, dtype="float32"):
-    model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+def logits_of(model_class, folder, config, src, tgt):
+    model = model_class.from_pretrained(folder, dtype=torch.float32)
     return foreign_results(model, config, src, tgt)[0]
 
 

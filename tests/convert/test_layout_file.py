@@ -216,10 +216,7 @@ REFUSED = {
         with_buffer("position_table", ["length", "d_model"], length=10**12),
         "<= 131072 - at `$.buffers[0].length`",
     ),
-    "buffer's shape": (
-        with_buffer("position_table", [2]),
-        "axes of length 1 - at `$.buffers[0]`",
-    ),
+    "buffer's shape": (with_buffer("position_table", [2]), "axes of length 1 - at `$.buffers[0]`"),
     "triangle's numbers": (
         with_buffer("triangle", [2, 2], dtype="bool", values=[1]),
         "values=(1,) must be 2 numbers - at `$.buffers[0]`",

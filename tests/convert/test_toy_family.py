@@ -94,6 +94,7 @@ TOY_TOKENIZER = TokenizerClass(
     settings=None,
 )
 LINES = ["abc cab", "", "üß abc", "b"]
+FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 
 
 def add_toy(monkeypatch):
@@ -121,19 +122,13 @@ def own(trained, tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capsysbinary):
-    """Run a command in this process; return its exit code or refusal, and what it printed."""
+    """Run a command in this process; return what it printed."""
 
     def run(*arguments, text=""):
-        monkeypatch.setattr(sys, "argv", ["jax-transformer", *map(str, arguments)])
-        monkeypatch.setattr(
-            sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
-        )
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            code = left.code
-        return code, capsysbinary.readouterr().out.decode()
+        stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(text.encode())))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        cli.command_call(*map(str, arguments))()
+        return capsysbinary.readouterr().out.decode()
 
     return run
 
@@ -141,13 +136,8 @@ def run(monkeypatch, capsysbinary):
 @pytest.mark.exhaustive
 def test_the_command_line_converts_verifies_and_translates(toy, trained, own, run, tmp_path):
     folder = tmp_path / "toy"
-    assert run("convert", own, folder, "--output-layout", "toy")[0] == 0
-    assert sorted(os.listdir(folder)) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    run("convert", own, folder, "--output-layout", "toy")
+    assert sorted(os.listdir(folder)) == FILES
     written = weight_files.read(folder / "model.safetensors")
     assert "decoder.1.cross_attention.kv" in written
     assert "head" not in written  # a tied copy
@@ -156,26 +146,24 @@ def test_the_command_line_converts_verifies_and_translates(toy, trained, own, ru
     expected = convert.to_torch(trained.params, trained.config)
     for number, layout in enumerate((["--layout", "toy"], [])):
         back = tmp_path / f"back{number}.safetensors"
-        assert run("convert", folder, back, *layout)[0] == 0
+        run("convert", folder, back, *layout)
         assert_same_tensors(weight_files.read(back), expected)
 
     # A type asked for is the type written, whatever the source and the output.
     half = tmp_path / "half"
-    assert run("convert", own, half, "--output-layout", "toy", "--dtype", "bfloat16")[0] == 0
-    assert run("convert", own, tmp_path / "half.pt", "--dtype", "bfloat16")[0] == 0
+    run("convert", own, half, "--output-layout", "toy", "--dtype", "bfloat16")
+    run("convert", own, tmp_path / "half.pt", "--dtype", "bfloat16")
     for path in (half / "model.safetensors", tmp_path / "half.pt"):
         assert {str(array.dtype) for array in weight_files.read(path).values()} == {"bfloat16"}
 
-    code, printed = run("verify", folder)
-    assert code == 0
+    printed = run("verify", folder)
     assert "decoder.layers.1.cross_attention " in printed
     assert "\na agrees with b\n" in printed
 
     text = "\n".join(LINES)
-    code, translations = run("translate", folder, "--scores", text=text)  # by the folder's defaults
-    assert code == 0
+    translations = run("translate", folder, "--scores", text=text)  # by the folder's defaults
     options = ["--scores", "--beam", 3, "--length-penalty", 0, "--max-new-tokens", 12]
-    assert run("translate", own, *options, text=text) == (0, translations)
+    assert run("translate", own, *options, text=text) == translations
     assert len(translations.splitlines()) == len(LINES)
 
 
@@ -190,7 +178,7 @@ def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
     assert load_folder(tmp_path / "toy", ignore_generation_config=True)[3] == {}
 
     # A tokenizer's file is not overwritten either.
-    for name in ("config.json", "generation_config.json", "model.safetensors"):
+    for name in FILES[:-1]:
         (tmp_path / "toy" / name).unlink()
     with pytest.raises(InputError, match=r"already holds tokenizer\.json"):
         write(tmp_path / "toy")
@@ -198,12 +186,8 @@ def test_the_folder_has_what_translation_needs(toy, trained, tmp_path):
 
 def test_absent_keys_have_the_meaning_that_the_family_gives_them(trained):
     whole = config_to_json(TOY, trained.config)
-    names = {
-        "architectures": ["ToyForTranslation"],
-        "model_type": "toy",
-        "version": 2,
-        "tied": True,
-    }
+    names = {"architectures": ["ToyForTranslation"], "model_type": "toy"}
+    names |= {"version": 2, "tied": True}
     sizes = {"vocabulary": 12, "width": 8, "heads": 2, "inner_width": 9, "positions": 23}
     words = {"dropout_rate": 0.1, "activation": "relu", "scaled": True}
     assert whole == names | sizes | words | {"layers": 1, "decoder_layers": 2}
@@ -234,22 +218,24 @@ def test_the_registry_is_asked_everywhere(toy, trained, own, run, tmp_path, monk
     folder = tmp_path / "toy"
     to_huggingface(trained.params, trained.config, folder, tokenizer=trained.tokenizer)
     monkeypatch.setitem(FAMILIES, "toy2", dataclasses.replace(TOY, model_type="toy2"))
-    refusal, _ = run("convert", folder, tmp_path / "x.pt", "--layout", "toy2")
-    assert refusal == f"error: {folder}: model_type='toy' contradicts --layout toy2"
-    refusal, _ = run("convert", own, tmp_path / "x", "--layout", "toy")
-    assert refusal.endswith("contradicts --layout toy")
+    with pytest.raises(InputError, match=r"toy: model_type='toy' contradicts --layout toy2$"):
+        run("convert", folder, tmp_path / "x.pt", "--layout", "toy2")
+    with pytest.raises(InputError, match=r"contradicts --layout toy$"):
+        run("convert", own, tmp_path / "x", "--layout", "toy")
     with pytest.raises(InputError, match="choose one by family= from toy, toy2"):
         to_huggingface(trained.params, trained.config, tmp_path / "two")
     to_huggingface(trained.params, trained.config, tmp_path / "two", family="toy2")
     assert json.loads((tmp_path / "two" / "config.json").read_text())["model_type"] == "toy2"
 
     monkeypatch.setitem(FAMILIES, "toy", dataclasses.replace(TOY, tokenizer=None))
-    refusal, _ = run("translate", folder)
-    assert f"{folder}: this library cannot read the tokenizer of a ToyForTranslation" in refusal
+    message = "toy: this library cannot read the tokenizer of a ToyForTranslation"
+    with pytest.raises(InputError, match=message):
+        run("translate", folder)
     monkeypatch.delitem(FAMILIES, "toy2")
     monkeypatch.delitem(FAMILIES, "toy")
     known = ", ".join(FAMILIES)
-    message = f"error: config.json: model_type='toy' is unknown; this library knows {known}"
+    message = f"^config.json: model_type='toy' is unknown; this library knows {known}$"
     for command in (["verify", folder], ["translate", folder], ["convert", folder, "x.pt"]):
-        assert run(*command)[0] == message
+        with pytest.raises(InputError, match=message):
+            run(*command)
     assert "toy" not in convert.layouts()

@@ -3,6 +3,7 @@
 No config claims more than the weights hold, and none costs more time than they do.
 """
 
+import copy
 import dataclasses
 import itertools
 import pathlib
@@ -16,14 +17,15 @@ import numpy as np
 import pytest
 import torch
 
-from jax_transformer import InputError, convert
+import torch_reference
+from jax_transformer import InputError, TransformerConfig, convert
 from jax_transformer.config import LARGEST
 from jax_transformer.convert import ConversionError
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.table import expand, flatten, nest
 from jax_transformer.porting import verify
 from jax_transformer.storage.weights.arrays import as_torch
-from tests.convert.foreign import MODELS
+from tests.convert.foreign import MODELS, randomized
 from tests.convert.tools import (
     assert_same_params,
     assert_same_tensors,
@@ -81,34 +83,35 @@ def test_random_bits_survive_both_directions(layout, name, x64):
     assert all(leaf.dtype == name for leaf in jax.tree.leaves(params))
 
 
-def test_each_key_dropped_added_or_reshaped_is_refused_and_nothing_changes():
-    config, _, state_dict = reference_case()
-    before = {name: tensor.clone() for name, tensor in state_dict.items()}
-    for name, tensor in list(state_dict.items()):
-        dropped = {other: value for other, value in state_dict.items() if other != name}
-        assert refused(dropped, config).names("missing") == [name]
-        added = state_dict | {f"{name}_ema": tensor}
-        assert refused(added, config).names("unexpected") == [f"{name}_ema"]
-        reshaped = state_dict | {name: tensor[None]}
-        assert refused(reshaped, config).names("wrong shape") == [name]
-    assert_same_tensors(state_dict, before)
+@pytest.mark.parametrize("preset", TransformerConfig.presets())
+def test_the_reference_is_loaded_strictly_and_comes_back_bit_equal(preset):
+    config = small_config(preset)
+    params = random_params(config)
+    module = torch_reference.Transformer(config)
+    assert module.load_state_dict(convert.to_torch(params, config), strict=True)
+    assert_same_params(convert.from_torch(module.state_dict(), config), params)
+    state_dict = randomized(module).state_dict()
+    back = convert.to_torch(convert.from_torch(state_dict, config), config)
+    assert_same_tensors(back, state_dict)
 
 
-def test_each_parameter_dropped_added_or_reshaped_is_refused_on_the_way_out():
-    config, params, _ = reference_case()
-    leaves = flatten(params)
-    for path, leaf in leaves.items():
+@pytest.mark.parametrize("turn", [convert.from_torch, convert.to_torch])
+def test_each_name_dropped_added_or_reshaped_is_refused_and_nothing_changes(turn):
+    config, params, state_dict = reference_case()
+    leaves = state_dict if turn is convert.from_torch else flatten(params)
+    as_given = dict if turn is convert.from_torch else nest
+    before = copy.deepcopy(leaves)
+    for name, leaf in leaves.items():
         changes = {
-            "missing": {other: value for other, value in leaves.items() if other != path},
-            "unexpected": leaves | {f"{path}_ema": leaf},
-            "wrong shape": leaves | {path: leaf[None]},
+            ("missing", name): {n: other for n, other in leaves.items() if n != name},
+            ("unexpected", f"{name}_ema"): leaves | {f"{name}_ema": leaf},
+            ("wrong shape", name): leaves | {name: leaf[None]},
         }
-        for kind, changed in changes.items():
+        for fault, changed in changes.items():
             with pytest.raises(ConversionError) as caught:
-                convert.to_torch(nest(changed), config)
-            ((found, name),) = [(entry.kind, entry.name) for entry in caught.value.report.faults]
-            assert found == kind
-            assert name == (f"{path}_ema" if kind == "unexpected" else path)
+                turn(as_given(changed), config)
+            assert [entry[:2] for entry in caught.value.report.faults] == [fault]
+    assert_same_tensors(leaves, before)
 
 
 def test_one_error_lists_every_fault_with_both_shapes_and_the_nearest_name():
@@ -148,9 +151,11 @@ def test_one_value_that_is_not_finite_is_named_or_allowed(name, x64):
         (entry,) = refused(tensors, config).faults
         assert entry.kind == "not finite"
         assert entry.detail == f"{value} at {list(index)}"
-        convert.from_torch(tensors, config, allow_nonfinite=True)
         tensor[index] = before
     params = convert.from_torch(tensors, config)
+    for tensor in tensors.values():
+        tensor[...] = np.nan
+    convert.from_torch(tensors, config, allow_nonfinite=True)
     params["encoder"]["norm"]["bias"] = params["encoder"]["norm"]["bias"].at[3].set(np.inf)
     with pytest.raises(ConversionError, match=r"encoder/norm/bias +inf at \[3\]"):
         convert.to_torch(params, config)

@@ -16,7 +16,7 @@ from jax_transformer import TransformerConfig
 from jax_transformer.convert.families import FAMILIES
 from jax_transformer.convert.generation_config import generation_options
 from jax_transformer.convert.huggingface import from_huggingface
-from tests.convert.families.case import CASES, as_inputs, case_of, foreign_model, transformers
+from tests.convert.families.case import CASES, as_inputs, foreign_model, transformers
 from tests.decoding.float64_torch import Float64Torch
 from tests.decoding.plain import quick_generate
 from tests.parity.ladder import ROUNDED, score_error
@@ -68,7 +68,7 @@ class Speaker(NamedTuple):
 @functools.cache
 def speaker(name):
     """Return the last small model of a family with an output of its own."""
-    model = foreign_model(name, [*case_of(name).shapes][-1], torch.float64)
+    model = foreign_model(name, [*CASES[name].shapes][-1], torch.float64)
     config, params = from_huggingface(model)
     random, generator = np.random.default_rng(0), torch.Generator().manual_seed(1)
     vocabulary = min(config.src_vocab_size, config.tgt_vocab_size)

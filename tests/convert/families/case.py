@@ -12,9 +12,13 @@ import torch
 
 from jax_transformer import apply, decode, encode
 from jax_transformer.convert.families import FAMILIES
+from jax_transformer.convert.huggingface import from_huggingface, to_huggingface
+from jax_transformer.convert.origin import Origin, read_origin
 from jax_transformer.model.masks import source_mask
 from jax_transformer.storage import weights as weight_files
+from jax_transformer.storage.weights.shards import read_weights
 from tests.convert.families import bart_lineage, t5_lineage
+from tests.convert.tools import assert_same_params, assert_same_tensors
 from tests.parity.ladder import error
 from tests.tokenizers.sentencepiece_models import text, train, write_marian
 
@@ -35,10 +39,6 @@ def memory_and_logits(params, config, src, tgt):
 CASES = bart_lineage.CASES | t5_lineage.CASES
 
 
-def case_of(model_type):
-    return CASES[model_type]
-
-
 def foreign_class(model_type):
     return getattr(transformers, FAMILIES[model_type].architecture)
 
@@ -48,7 +48,7 @@ def foreign_model(model_type, shape=None, dtype=torch.float32, **changes):
 
     `shape` is the name of one of the family's, or the arguments of another.
     """
-    case = case_of(model_type)
+    case = CASES[model_type]
     known = next(iter(case.shapes)) if shape is None else shape
     values = dict(known if isinstance(known, dict) else case.shapes[known]) | changes
     model_class = foreign_class(model_type)
@@ -73,7 +73,7 @@ def widened(model, model_type):
     wide = copy.deepcopy(model).double()
     t5_lineage.set_exact_norms(wide)
     for name, leaf in [*wide.named_parameters(), *wide.named_buffers()]:
-        for end, table in case_of(model_type).tables.items():
+        for end, table in CASES[model_type].tables.items():
             if name.endswith(end):
                 leaf.data = table(*leaf.shape).double()
     return wide
@@ -127,6 +127,25 @@ def strictly_loaded(model_class, folder):
 
 def weights_of(folder):
     return weight_files.read(folder / "model.safetensors")
+
+
+def goes_home(folder, home):
+    """Write the model of a folder home, and check that all that is not computed is as it came.
+
+    Returns:
+        The config and the parameters.
+    """
+    config, params = from_huggingface(folder)
+    origin, _ = read_origin(folder)
+    to_huggingface(params, config, home, origin=Origin.from_bytes(origin.to_bytes()))
+    assert read_values(home) == read_values(folder)
+    came, computed = read_weights(folder), FAMILIES[origin.model_type].layout.buffers
+    own = {n: x for n, x in weights_of(home).items() if n not in [b.foreign for b in computed]}
+    assert_same_tensors(own, {name: came[name] for name in own})
+    again = from_huggingface(home)
+    assert again[0] == config
+    assert_same_params(again[1], params)
+    return config, params
 
 
 def read_values(folder):

@@ -15,7 +15,7 @@ from tests.convert.families.case import (
     as_inputs,
     change_values,
     foreign_model,
-    read_values,
+    goes_home,
     strictly_loaded,
     transformers,
     widened,
@@ -113,19 +113,17 @@ def test_scores_and_gradients_are_those_of_the_class(family, head, problem, tmp_
 def test_a_folder_comes_back_and_transformers_reads_it_strictly(family, head, tmp_path):
     model = classifier(family, head, classifier_dropout=0.25)
     model.save_pretrained(tmp_path / "model")
-    config, params = convert.from_huggingface(tmp_path / "model")
+    config, params = goes_home(tmp_path / "model", tmp_path / "home")
     assert config.labels == ("no", "yes", "a b/c.d")
     assert config.head_dropout == 0.25
     assert_same_params(params, convert.from_huggingface(model)[1])
-    origin, _ = read_origin(tmp_path / "model")
-    for home, options in (("home", {"origin": origin}), ("new", {"family": family})):
-        convert.to_huggingface(params, config, tmp_path / home, **options)
+    convert.to_huggingface(params, config, tmp_path / "new", family=family)
+    for home in ("home", "new"):
         again = strictly_loaded(type(model), tmp_path / home)
         assert_same_tensors(again.state_dict(), model.state_dict())
         assert again.config.id2label == {0: "no", 1: "yes", 2: "a b/c.d"}
         assert again.config.problem_type == "single_label_classification"
         assert again.config.classifier_dropout == 0.25
-    assert read_values(tmp_path / "home") == read_values(tmp_path / "model")
     encoder = convert.from_huggingface(tmp_path / "model", part="encoder")[0]
     assert (encoder.head, encoder.num_decoder_layers) == ("none", 0)
 

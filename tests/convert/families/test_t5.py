@@ -22,8 +22,8 @@ from tests.convert.families.case import (
     foreign_model,
     foreign_results,
     forward,
+    goes_home,
     ragged_tokens,
-    read_values,
     strictly_loaded,
     weights_of,
     widened,
@@ -34,7 +34,6 @@ from tests.models import small_config
 from tests.parity.ladder import check_errors, error, moved, widen
 from tests.tiers import tiered
 
-T5_FAMILIES = ("t5", "mt5", "umt5")
 OLD_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 OLD = {"scale_decoder_outputs": "absent"}
 OUTPUTS = {
@@ -68,7 +67,7 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
     model = foreign_model(family, None, **THREE_HEADS, tie_word_embeddings=not own_output)
     model.save_pretrained(tmp_path / "model")
     folder = change_values(tmp_path / "model", **keys)
-    config, params = from_huggingface(folder)
+    config, params = goes_home(folder, tmp_path / "home")
     assert (config.output_projection, config.output_scale != "none") == (projection, scaled)
 
     src, tgt = ragged_tokens(config)
@@ -80,9 +79,6 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
         )
     is_key_read = hasattr(type(model.config)(), "scale_decoder_outputs")  # UMT5: from 5.24 on
     # Home with the config.json that came, and with one that is written anew.
-    origin, _ = read_origin(folder)
-    to_huggingface(params, config, tmp_path / "home", origin=origin)
-    assert read_values(tmp_path / "home") == origin.config
     to_huggingface(params, config, tmp_path / "new", family=family)
     for written in ("model", "home", "new"):
         loaded = strictly_loaded(type(model), tmp_path / written)
@@ -97,7 +93,7 @@ def test_the_output_is_that_of_transformers(name, tmp_path):
             scale = config.d_model**-0.5
         ours, *ours_wide = (one * one.dtype.type(scale) for one in (logits, exact, *near))
         check_errors(written, (ours, theirs), (ours_wide[0], wide), ours_wide[1:], kind="logits")
-        assert from_huggingface(tmp_path / written)[0] == config
+    assert from_huggingface(tmp_path / "new")[0] == config
 
 
 def test_a_new_output_changes_the_keys_of_the_origin(tmp_path):
@@ -215,10 +211,8 @@ def test_fresh_parameters_are_drawn_as_in_transformers(family, others):
         assert np.abs(actual).max() > 2 * deviation, path  # normal, not uniform
 
 
-@pytest.mark.parametrize("family", T5_FAMILIES)
-def test_a_number_that_is_not_finite_is_refused_by_its_key(family):
-    family = FAMILIES[family]
+def test_a_number_that_is_not_finite_is_refused_by_its_key():
     for value, shown in ((float("nan"), "nan"), (float("inf"), "inf"), (10**400, "1000")):
-        values = config_to_json(family, small_config(family.preset)) | {"layer_norm_epsilon": value}
+        values = config_to_json(FAMILIES["t5"], small_config("t5")) | {"layer_norm_epsilon": value}
         with pytest.raises(InputError, match=f"layer_norm_epsilon={shown}.* must be a finite"):
-            config_from_json(family, values)
+            config_from_json(FAMILIES["t5"], values)

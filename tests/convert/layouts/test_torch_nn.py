@@ -258,7 +258,7 @@ def test_an_encoder_alone(final_norm):
     assert set(params) == {"layers_0", "layers_1", "layers_2"} | ({"norm"} if final_norm else set())
     src = np.random.default_rng(0).normal(size=(2, 5, 14)).astype(np.float32)
     with jax.default_matmul_precision("highest"):
-        ours = encode({"encoder": params}, config, src)
+        ours = jax.jit(encode, static_argnums=1)({"encoder": params}, config, src)
     assert error(ours, module(torch.from_numpy(src))) <= LOGIT_BOUNDS["float32"]
     back = convert.to_torch(params, config, torch_nn.part("encoder"))
     assert_same_tensors(back, module.state_dict())
@@ -272,7 +272,7 @@ def test_a_decoder_alone():
     random = np.random.default_rng(0)
     tgt, memory = (random.normal(size=(2, n, 14)).astype(np.float32) for n in (5, 7))
     with jax.default_matmul_precision("highest"):
-        ours = decode({"decoder": params}, config, tgt, jnp.array(memory))
+        ours = jax.jit(decode, static_argnums=1)({"decoder": params}, config, tgt, memory)
     hidden = ~torch.from_numpy(np.array(causal_mask(5)))[0, 0]
     theirs = module(torch.from_numpy(tgt), torch.from_numpy(memory), tgt_mask=hidden)
     assert error(ours, theirs) <= LOGIT_BOUNDS["float32"]

@@ -13,41 +13,29 @@ from jax_transformer.convert import to_huggingface
 from jax_transformer.convert.huggingface import load_folder
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.errors import InputError
+from tests.convert.marian.published import SSRU
 from tests.convert.marian.rebuild import Marian
 
-OPTIONS = {
-    "s2s": ({"type": "s2s"}, "type='s2s' must be"),
-    "amun": ({"type": "amun"}, "type='amun' must be"),
-    "pre_norm": ({"transformer-preprocess": "n"}, "transformer-preprocess='n' must be one of"),
-    "no_norm": ({"transformer-postprocess": "da"}, "transformer-postprocess='da' must be one of"),
-    "highway": ({"transformer-postprocess": "dhn"}, "transformer-postprocess='dhn' must be one"),
-    "aan": (
-        {"transformer-decoder-autoreg": "average-attention"},
-        "transformer-decoder-autoreg='average-attention' must be one of",
-    ),
-    "gru": (
-        {"transformer-decoder-autoreg": "rnn", "dec-cell": "gru"},
-        "dec-cell='gru' must be",
-    ),
-    "cell_norm": (
-        {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru", "layer-normalization": True},
-        "layer-normalization=True must be false",
-    ),
-    "recurrent_projection": (
-        {"transformer-rnn-projection": True},
-        "transformer-rnn-projection=True must be false",
-    ),
-    "deep_feed_forward": ({"transformer-ffn-depth": 3}, "transformer-ffn-depth=3 must be 2"),
-    "tied_layers": ({"transformer-tied-layers": [1, 1]}, "transformer-tied-layers=[1, 1] must be"),
-    "factors": ({"lemma-dim-emb": 8}, "lemma-dim-emb=8 must be 0"),
-    "reversed": ({"right-left": True}, "right-left=True must be false"),
-    "several_sources": ({"input-types": ["sequence"] * 3}, "input-types=["),
-    "pool": ({"transformer-pool": True}, "transformer-pool=True must be false"),
-    "activation": ({"transformer-ffn-activation": "glu"}, "transformer-ffn-activation='glu' must"),
-    "heads_of_text": ({"transformer-heads": "many"}, "transformer-heads"),
-    "mapping": ({"dim-emb": {"a": 1}}, "must hold options by their names"),
-    "size": ({"dim-emb": 16}, "Wemb"),
-}
+# The last of each is what no config has.
+OPTIONS = (
+    {"type": "s2s"},
+    {"type": "amun"},
+    {"transformer-preprocess": "n"},
+    {"transformer-postprocess": "da"},
+    {"transformer-postprocess": "dhn"},
+    {"transformer-decoder-autoreg": "average-attention"},
+    SSRU | {"dec-cell": "gru"},
+    SSRU | {"layer-normalization": True},
+    {"transformer-rnn-projection": True},
+    {"transformer-ffn-depth": 3},
+    {"transformer-tied-layers": [1, 1]},
+    {"lemma-dim-emb": 8},
+    {"right-left": True},
+    {"input-types": ["sequence"] * 3},
+    {"transformer-pool": True},
+    {"transformer-ffn-activation": "glu"},
+    {"transformer-heads": "many"},
+)
 
 
 def one_line(folder, expected):
@@ -58,13 +46,23 @@ def one_line(folder, expected):
     assert is_report or "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("options", "expected"), OPTIONS.values(), ids=OPTIONS)
-def test_an_option_that_no_config_has_is_named(options, expected, tmp_path):
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_an_option_that_no_config_has_is_named(options, tmp_path):
+    key, value = [*options.items()][-1]
+    refused_with(options, f"{key}={value!r} must be", tmp_path)
+
+
+def test_options_that_are_not_those_of_the_weights_are_named(tmp_path):
+    refused_with({"dim-emb": {"a": 1}}, "must hold options by their names", tmp_path / "mapping")
+    refused_with({"dim-emb": 16}, "Wemb", tmp_path / "size")
+
+
+def refused_with(options, expected, folder):
     marian = Marian()
     marian.logits([0], [0])
     marian.options |= options
     marian.logits = lambda *_: None  # the weights stay those of a transformer
-    one_line(marian.save(tmp_path / "model"), expected)
+    one_line(marian.save(folder), expected)
 
 
 def entries_of(folder):
