@@ -37,14 +37,20 @@ def model(request):
     return config, random_params(config), *random_tokens(config)
 
 
-def test_encode_then_decode_is_apply(model):
-    config, params, src, tgt = model
-    src_mask = None
+def test_encode_then_decode_is_apply_and_the_module_masks_as_they_do(model):
+    """Without masks the module and its methods hide padding and later positions, as in torch."""
+    config, *arrays = model
+    params, src, tgt = jax.tree.map(jnp.asarray, arrays)
+    kept = None
     if config.token_embeddings != "none":
-        src_mask = (src != config.pad_id)[:, None, None, :]
-    memory = run_encoder(params, config, src, src_mask)
-    logits = run_decoder(params, config, tgt, memory, src_mask=src_mask)
-    assert error(logits, run(params, config, src, tgt)) <= ROUNDED
+        kept = (src != config.pad_id)[:, None, None, :]
+    logits, memory = run(params, config, src, tgt), run_encoder(params, config, src, kept)
+    assert error(run_decoder(params, config, tgt, memory, src_mask=kept), logits) <= ROUNDED
+    module = jax.jit(Transformer(config).apply, static_argnames="method")
+    assert error(module({"params": params}, src, tgt), logits) <= ROUNDED
+    assert error(module({"params": params}, src, method="encode"), memory) <= ROUNDED
+    expected = run_decoder(params, config, tgt, memory)
+    assert error(module({"params": params}, tgt, memory, method="decode"), expected) <= ROUNDED
 
 
 @pytest.mark.exhaustive
@@ -152,16 +158,3 @@ def test_positions_given_are_the_ones_added(model):
     for name, counting in positions.items():
         moved = run(params, config, src, tgt, **(positions | {name: counting[:, ::-1]}))
         assert np.array_equal(moved, given) == (not config.has_position_table)
-
-
-def test_the_module_and_its_methods_mask_as_the_functions_do(model):
-    """Without masks they hide padding and later positions, as in torch."""
-    config, *arrays = model
-    params, src, tgt = jax.tree.map(jnp.asarray, arrays)
-    module = jax.jit(Transformer(config).apply, static_argnames="method")
-    logits = module({"params": params}, src, tgt)
-    assert error(logits, run(params, config, src, tgt)) <= ROUNDED
-    memory = run_encoder(params, config, src)
-    assert error(module({"params": params}, src, method="encode"), memory) <= ROUNDED
-    logits = module({"params": params}, tgt, memory, method="decode")
-    assert error(logits, run_decoder(params, config, tgt, memory)) <= ROUNDED
