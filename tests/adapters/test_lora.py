@@ -17,12 +17,12 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_names, trained_sizes
 from jax_transformer.training.step import sharded_init_state, sharded_train_step
-from tests.models import random_params, random_tokens, small_config, unchecked
+from tests.models import random_params, random_tokens, shallow_config, small_config, unchecked
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
 from tests.tiers import DISTINCT_MODELS, MODELS, tiered
 
-CONFIG = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+CONFIG = shallow_config("vaswani2017")
 EVERY = ("*/query", "*/key", "*/value", "*_attention/output", "*/inner", "*/outer")
 forward = jax.jit(apply, static_argnames=("config", "execution"))
 
@@ -43,7 +43,7 @@ def adapted(config, **options):
 
 @pytest.mark.parametrize("preset", tiered(MODELS, ["shared_heads"], DISTINCT_MODELS))
 def test_a_merged_model_computes_what_the_adapter_adds(preset, x64):
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    config = shallow_config(preset)
     params = random_params(config, dtype=np.float64)
     adapter = random_adapter(config, dtype=np.float64)
     src, tgt = random_tokens(config, dtype=np.float64)

@@ -16,7 +16,7 @@ from jax_transformer import TransformerConfig, apply, convert
 from jax_transformer.kernels.dropout import dropout
 from jax_transformer.model.layers import Dropout
 from tests.compilation import AS_USERS_DO
-from tests.models import BATCH, random_params, random_tokens, small_config
+from tests.models import BATCH, random_params, random_tokens, shallow_config
 from tests.parity.ladder import bound, error
 from tests.tiers import tiered
 
@@ -76,10 +76,8 @@ DESCRIBED = {
 
 def make_config(preset, *, dropout, attention_dropout=None, activation_dropout=None):
     """Return a small model; the rates given here also hold where the preset has 0."""
-    return small_config(
+    return shallow_config(
         preset,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
         dropout=dropout,
         attention_dropout=attention_dropout,
         activation_dropout=activation_dropout,
