@@ -467,14 +467,7 @@ class Transformer(nn.Module):
             learned = self.source_positions if side == "source" else self.target_positions
             table = learned(length).astype(x.dtype)
         else:
-            table = functional.sinusoidal_positions(
-                length,
-                x.shape[-1],
-                config.positions,
-                config.position_offset,
-                config.position_rounding,
-            )
-            table = jnp.asarray(table, x.dtype)
+            table = jnp.asarray(functional.sinusoids_of(config, length, x.shape[-1]), x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
 
 
