@@ -76,6 +76,11 @@ def small_config(preset, **overrides):
     return TransformerConfig.preset(preset, **(fields | overrides))
 
 
+def shallow_config(preset, **overrides):
+    """Return a small model of one layer a side."""
+    return small_config(preset, **{"num_encoder_layers": 1, "num_decoder_layers": 1} | overrides)
+
+
 def one_layer(preset, vocab_size, **fields):
     """Return a model of one layer a side and as many ids on both."""
     sizes = dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 1)

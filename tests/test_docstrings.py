@@ -80,18 +80,28 @@ def test_every_array_that_a_function_takes_has_its_shape(name):
         assert re.search(r"\[[\w, ]+\]", entry.group(1)), parameter
 
 
+def fields_of(record):
+    """Return the names of a record's own fields; those of a base class are described there."""
+    if hasattr(record, "_fields"):
+        return [*record._fields]
+    inherited = ("parent", "name") if issubclass(record, flax.linen.Module) else ()
+    return [
+        field.name
+        for field in dataclasses.fields(record)
+        if not field.name.startswith("_") and field.name in record.__annotations__
+        if field.name not in inherited
+    ]
+
+
+def described(record):
+    """Return the names of the fields that a record describes."""
+    attributes = section(words(record), "Attributes")
+    return re.findall(r"^    (\w+): ", attributes, re.MULTILINE)
+
+
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_field_of_a_record_is_described(name):
-    fields = getattr(RECORDS[name], "_fields", None) or [
-        field.name
-        for field in dataclasses.fields(RECORDS[name])
-        if not field.name.startswith("_") and field.name in RECORDS[name].__annotations__
-    ]  # those of a base class are described there
-    attributes = section(words(RECORDS[name]), "Attributes")
-    described = re.findall(r"^    (\w+): ", attributes, re.MULTILINE)
-    if issubclass(RECORDS[name], flax.linen.Module):  # Linen adds fields of its own
-        fields = [field for field in fields if field not in ("parent", "name")]
-    assert described == list(fields)
+    assert described(RECORDS[name]) == fields_of(RECORDS[name])
 
 
 def test_what_computes_a_formula_names_its_source():

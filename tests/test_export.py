@@ -19,13 +19,11 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, make_evaluation_step, make_run_step
 from jax_transformer.translation.translate import translate
-from tests.models import random_params, random_tokens, small_config, tiny_model
+from tests.models import random_params, random_tokens, shallow_config, tiny_model
 from tests.tiers import tiered
 
 PLATFORMS = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}
-CONFIG = small_config(
-    "vaswani2017", d_model=16, num_heads=2, dropout=0.1, num_encoder_layers=1, num_decoder_layers=1
-)
+CONFIG = shallow_config("vaswani2017", d_model=16, num_heads=2, dropout=0.1)
 SETTINGS = TrainingConfig(compute_dtype="bfloat16")
 NEW_TOKENS = 4
 LINES = ["one two", "three"]

@@ -40,11 +40,11 @@ from jax_transformer.porting import get_layout
 from jax_transformer.runtime import sharding
 from jax_transformer.tokenizers import train_byte_pair
 from jax_transformer.training.config import TrainingConfig
-from tests.models import small_config, tiny_model, unchecked
+from tests.models import shallow_config, tiny_model, unchecked
 from tests.programs import run_python
 
 ROOT = Path(__file__).parents[1]
-CONFIG = small_config("pre_norm", num_encoder_layers=1, num_decoder_layers=1)
+CONFIG = shallow_config("pre_norm")
 PARAMS = init_params(jax.random.key(7), CONFIG)
 TARGETS = [[9, 4, 2], [6, 2], [3, 8, 8, 2]]
 BATCH = Batch(

@@ -8,7 +8,7 @@ import pytest
 
 from jax_transformer import InputError, apply, encode, generate
 from jax_transformer.kernels.execution import Execution, SearchExecution
-from tests.models import random_params, small_config, unchecked
+from tests.models import random_params, shallow_config, unchecked
 from tests.parity.ladder import error
 from tests.tiers import tiered_rows
 
@@ -16,10 +16,6 @@ BOUND = 1e-6
 NEW_TOKENS = 4
 KEY = jax.random.key(3)
 SIZES = ((1, 1, 1), (17, 13, 5))  # (batch, source length, target length)
-
-
-def make_config(preset):
-    return small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
 
 
 def memory_of(execution, config, params, src, tgt):
@@ -52,7 +48,7 @@ def as_users_call_it():
 
 def export(preset, name, sizes="b, s, t", constraints=(), platform="cpu", platforms=("cpu",)):
     """Return a program of (parameters, src, tgt), and its export, written and read back."""
-    config = make_config(preset)
+    config = shallow_config(preset)
     if config.decoder_attention == "self_over_memory":  # sources and targets of one length
         sizes = sizes.replace("t", "s")
     run = jax.jit(partial(PROGRAMS[name], SearchExecution.for_platform(platform), config))
@@ -95,7 +91,7 @@ def tokens(config, batch, source, target):
     ),
 )
 def test_one_export_computes_what_a_call_of_each_size_computes(preset, name):
-    config, params = make_config(preset), random_params(make_config(preset))
+    config, params = shallow_config(preset), random_params(shallow_config(preset))
     run, exported = export(preset, name)
     worst = 0.0
     for sizes in SIZES:
@@ -124,9 +120,7 @@ def test_an_export_of_any_size_is_made_for_a_platform_that_is_not_here(preset, n
 
 @pytest.mark.exhaustive
 def test_flash_attention_of_lengths_that_are_not_known_is_plain():
-    config = small_config(
-        "vaswani2017", num_encoder_layers=1, num_decoder_layers=1, max_length=2048
-    )
+    config = shallow_config("vaswani2017", max_length=2048)
     params, (src, tgt) = random_params(config), tokens(config, 3, 13, 11)
     sizes = jax.export.symbolic_shape("b, s, t", constraints=["s <= 2048", "t <= 2048"])
     shapes = [jax.ShapeDtypeStruct((sizes[0], length), np.int32) for length in sizes[1:]]
@@ -136,7 +130,7 @@ def test_flash_attention_of_lengths_that_are_not_known_is_plain():
 
 
 def test_positions_beyond_the_table_are_nan_where_no_constraint_bounds_the_length():
-    config = make_config("vaswani2017")
+    config = shallow_config("vaswani2017")
     run, exported = export("vaswani2017", "encode")
     src, tgt = tokens(config, 2, config.max_length + 1, 1)
     with pytest.raises(InputError, match=r"30 tokens long.*max_length=29"):
@@ -145,7 +139,7 @@ def test_positions_beyond_the_table_are_nan_where_no_constraint_bounds_the_lengt
     assert np.isnan(memory[0]).all()
     assert np.isfinite(memory[1]).all()  # of which padding alone is beyond the table
     _, relative = export("t5", "encode")  # which has no table
-    config = make_config("t5")
+    config = shallow_config("t5")
     assert np.isfinite(relative.call(random_params(config), *tokens(config, 2, 100, 1))).all()
 
 
@@ -155,7 +149,7 @@ def test_a_constraint_of_the_length_is_read():
 
 
 def test_sides_of_different_symbols_are_refused_where_they_belong_together():
-    config = make_config("vaswani2017")
+    config = shallow_config("vaswani2017")
     batch, other, length = jax.export.symbolic_shape("b, c, s")
     ids = [jax.ShapeDtypeStruct((rows, length), np.int32) for rows in (batch, other)]
     with pytest.raises(InputError, match="tgt has c rows and src b"):

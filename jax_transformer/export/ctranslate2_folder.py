@@ -24,7 +24,7 @@ from jax_transformer.export.proof import (
     greedy_search,
     prove,
 )
-from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.functional import sinusoids_of
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.tokenizers import write_files
 from jax_transformer.tokenizers.tokenizer import Side
@@ -197,14 +197,7 @@ def _positions(config: TransformerConfig, params: Mapping[str, Any], side: str) 
     length = max(config.max_length, *LIMITS.values())
     if config.positions == "none":
         return np.zeros((length, config.d_model), np.float32)
-    table = sinusoidal_positions(
-        length,
-        config.d_model,
-        config.positions,
-        config.position_offset,
-        config.position_rounding,
-    )
-    return table.astype(np.float32)
+    return sinusoids_of(config, length, config.d_model).astype(np.float32)
 
 
 def _set_layer(

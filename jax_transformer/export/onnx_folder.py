@@ -29,7 +29,7 @@ from jax_transformer.export.proof import (
     prove,
 )
 from jax_transformer.export.readme import write_readme
-from jax_transformer.model.functional import sinusoidal_positions
+from jax_transformer.model.functional import sinusoids_of
 from jax_transformer.storage.folder import check_writable, staged
 from jax_transformer.translation.model_folder import TrainedModel
 from torch_reference import Transformer, masks
@@ -195,13 +195,7 @@ def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transf
     if config.has_position_table and config.positions != "learned":
         params = dict(params)
         for side, stack in (("source", "encoder"), ("target", "decoder")):
-            table = sinusoidal_positions(
-                config.max_length,
-                config.stack(stack).d_model,
-                config.positions,
-                config.position_offset,
-                config.position_rounding,
-            )
+            table = sinusoids_of(config, config.max_length, config.stack(stack).d_model)
             params[f"{side}_positions"] = {"embedding": table.astype(np.float32)}
         config = dataclasses.replace(
             config, positions="learned", position_offset=0, position_rounding="none"

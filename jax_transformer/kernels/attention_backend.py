@@ -89,15 +89,15 @@ def execution_on(
     device: jax.Device,
     dtype: str,
     config: TransformerConfig,
-    dropped: bool = False,
     kind: type[Kind] = Execution,
     **overrides: str | bool | int | float | None,
 ) -> Kind:
-    """Return how a model is best executed on a device; arguments as `choose_for`.
+    """Return how a model that drops nothing is best executed on a device.
 
     Args:
+        dtype: What the model computes in.
         kind: `Execution`, or `SearchExecution` for a search.
         **overrides: Fields of that class.
     """
-    choice = choose_for(device, dtype, config, dropped)
+    choice = choose_for(device, dtype, config, dropped=False)
     return kind.for_platform(device.platform, attention=choice.implementation, **overrides)

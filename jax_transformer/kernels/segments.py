@@ -90,18 +90,6 @@ def join_queries(
     return x.reshape(batch, key_heads, heads // key_heads * queries, width)
 
 
-def segment_mask(
-    queries: Int[Array, "batch queries"], keys: Int[Array, "batch keys"]
-) -> Bool[Array, "batch 1 queries keys"]:
-    """Return the mask that keeps attention inside a segment of a packed row.
-
-    Args:
-        queries: Segment of each query, from 1; 0 is padding, which attends to nothing.
-    """
-    same = queries[:, :, None] == keys[:, None, :]
-    return (same & (queries > 0)[:, :, None])[:, None]
-
-
 def as_boolean_mask(
     mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
 ) -> Bool[Array, "#batch #heads _ _"] | None:
@@ -117,8 +105,9 @@ def as_boolean_mask(
         visible = jnp.ones((1, 1, 1, keys), bool)
     elif mask.queries is None:
         visible = (mask.keys > 0)[:, None, None, :]
-    else:
-        visible = segment_mask(mask.queries, mask.keys)
+    else:  # a query sees the keys of its own segment; one of padding, segment 0, sees nothing
+        same = mask.queries[:, :, None] == mask.keys[:, None, :]
+        visible = (same & (mask.queries > 0)[:, :, None])[:, None]
     if mask.window is not None:
         visible = visible & band_mask(queries, keys, mask.window)
     return visible & causal_mask(queries) if mask.causal else visible

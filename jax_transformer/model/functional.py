@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32, Integer, Shaped
 
+from jax_transformer.config import TransformerConfig
 from jax_transformer.kernels.execution import Exponentials
 from jax_transformer.kernels.segments import SegmentMask, attended_keys, join_queries
 from jax_transformer.kernels.softmax import masked_softmax, soft_cap
@@ -77,6 +78,14 @@ def sinusoidal_positions(
     if rounding != "none":  # of the float32 table, as PyTorch rounds it
         table = table.astype(np.float32).astype(jnp.dtype(rounding)).astype(np.float64)
     return table
+
+
+def sinusoids_of(
+    config: TransformerConfig, length: int, d_model: int
+) -> Float[np.ndarray, "length d_model"]:
+    """Return the sinusoids that a config adds to vectors of a width."""
+    kind, offset, rounding = config.positions, config.position_offset, config.position_rounding
+    return sinusoidal_positions(length, d_model, kind, offset, rounding)
 
 
 def rotary_angles(

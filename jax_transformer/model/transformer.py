@@ -96,15 +96,23 @@ def windowed(
 def scan_layers(
     layers: Sequence[nn.Module],
     x: Float[Array, "B L D"],
-    run: Callable[[Callable, Float[Array, "B L D"]], Float[Array, "B L D"]],
+    contexts: Sequence[AttentionContext],
+    run: Callable[[Callable, Float[Array, "B L D"], AttentionContext], Float[Array, "B L D"]],
 ) -> Float[Array, "B L D"]:
     """Return the output of the last layer, computed by one loop over stacked parameters.
 
     The loop compiles in the time of one layer. Layers may differ in their parameters only.
 
     Args:
-        run: Calls one layer on its input.
+        contexts: Of each layer's self-attention.
+        run: Calls one layer on its input and its context.
     """
+    if any(context is not contexts[0] for context in contexts):
+        raise InputError(
+            "scan_layers=True needs layers that are alike, but sliding_window_pattern="
+            f"{layers[0].config.sliding_window_pattern} gives only some a window; use "
+            "scan_layers=False"
+        )
     params = [layer.variables["params"] for layer in layers]
     if len({str(jax.tree.map(jnp.shape, own)) for own in params}) > 1:
         raise InputError(
@@ -118,7 +126,7 @@ def scan_layers(
     def run_one(x: Float[Array, "B L D"], own: tuple) -> tuple[Float[Array, "B L D"], None]:
         params, keys = own
         layer = partial(any_layer.apply, {"params": params}, rngs=keys)
-        return shard_rows(run(layer, x)), None
+        return shard_rows(run(layer, x, contexts[0])), None
 
     return jax.lax.scan(run_one, x, stacked)[0]
 
@@ -172,16 +180,6 @@ class LayerStack(nn.Module):
         }
         return [by_window[window] for window in windows]
 
-    def context_of_all(self, contexts: Sequence[AttentionContext]) -> AttentionContext:
-        """Return the context of every layer of a loop; some layers may not have a window alone."""
-        if any(context is not contexts[0] for context in contexts):
-            raise InputError(
-                "scan_layers=True needs layers that are alike, but sliding_window_pattern="
-                f"{self.config.sliding_window_pattern} gives only some a window; use "
-                "scan_layers=False"
-            )
-        return contexts[0]
-
     def finish(self, x: Float[Array, "B L D"]) -> Float[Array, "B L D"]:
         """Return what leaves the stack: the last layer's output, normed where the config says."""
         return self.dropout(x if self.norm is None else self.norm(x))
@@ -201,8 +199,7 @@ class Encoder(LayerStack):
         x = functional.clear_unattended(x, src_mask)
         contexts = self.contexts(x, src_mask)
         if self.execution.scan_layers:
-            context = self.context_of_all(contexts)
-            x = scan_layers(self.layers, x, lambda layer, x: layer(x, context))
+            x = scan_layers(self.layers, x, contexts, lambda layer, x, context: layer(x, context))
         else:
             for layer, context in zip(self.layers, contexts, strict=True):
                 x = shard_rows(layer(x, context))
@@ -237,10 +234,13 @@ class Decoder(LayerStack):
             memory = functional.clear_unattended(memory, src_mask)
         contexts = self.contexts(x, tgt_mask, position)
         if cache is None and self.execution.scan_layers:
-            context = self.context_of_all(contexts)
-            return self.finish(
-                scan_layers(self.layers, x, lambda layer, x: layer(x, memory, context, src_mask)[0])
-            ), None
+            x = scan_layers(
+                self.layers,
+                x,
+                contexts,
+                lambda layer, x, context: layer(x, memory, context, src_mask)[0],
+            )
+            return self.finish(x), None
         written = []
         for number, (layer, context) in enumerate(zip(self.layers, contexts, strict=True)):
             kept = None if cache is None else cache[number]
@@ -467,14 +467,7 @@ class Transformer(nn.Module):
             learned = self.source_positions if side == "source" else self.target_positions
             table = learned(length).astype(x.dtype)
         else:
-            table = functional.sinusoidal_positions(
-                length,
-                x.shape[-1],
-                config.positions,
-                config.position_offset,
-                config.position_rounding,
-            )
-            table = jnp.asarray(table, x.dtype)
+            table = jnp.asarray(functional.sinusoids_of(config, length, x.shape[-1]), x.dtype)
         return x + (table if positions is None else functional.embed(positions, table))
 
 

@@ -1,6 +1,7 @@
 """LoRA as a tree beside the tree: what is drawn, added, trained, merged and refused."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,12 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.freeze import trainable, trained_names, trained_sizes
 from jax_transformer.training.step import sharded_init_state, sharded_train_step
-from tests.models import random_params, random_tokens, small_config, unchecked
+from tests.models import random_params, random_tokens, shallow_config, small_config, unchecked
 from tests.parity import measure
 from tests.parity.ladder import ROUNDED, bound, error
 from tests.tiers import DISTINCT_MODELS, MODELS, tiered
 
-CONFIG = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+CONFIG = shallow_config("vaswani2017")
 EVERY = ("*/query", "*/key", "*/value", "*_attention/output", "*/inner", "*/outer")
 forward = jax.jit(apply, static_argnames=("config", "execution"))
 
@@ -43,7 +44,7 @@ def adapted(config, **options):
 
 @pytest.mark.parametrize("preset", tiered(MODELS, ["shared_heads"], DISTINCT_MODELS))
 def test_a_merged_model_computes_what_the_adapter_adds(preset, x64):
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    config = shallow_config(preset)
     params = random_params(config, dtype=np.float64)
     adapter = random_adapter(config, dtype=np.float64)
     src, tgt = random_tokens(config, dtype=np.float64)
@@ -275,27 +276,33 @@ def test_a_run_places_its_adapter_on_a_mesh():
 
 
 INNER = "decoder/layers_0/feed_forward/inner"
+init = functools.partial(lora.init, jax.random.key(0), CONFIG)
+
+
+def changed(**changes):
+    """Return parameters with an adapter of which one product has other leaves; None is absent."""
+    leaves = flatten(adapted(CONFIG)) | {f"{INNER}/{name}": x for name, x in changes.items()}
+    return nest({path: leaf for path, leaf in leaves.items() if leaf is not None})
+
+
 REFUSED = {
     "a target that is none": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 4, ("*/queri",)),
+        lambda: init(4, ("*/queri",)),
         "lora_targets='*/queri' matches no parameter; the nearest are ",
     ),
     "a table": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 4, ("token_embedding",)),
+        lambda: init(4, ("token_embedding",)),
         "lora_targets='token_embedding' matches no parameter; the nearest are ",
     ),
     "a rank above the width": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 43, ("*/inner",)),
+        lambda: init(43, ("*/inner",)),
         f"lora_rank=43 must be at most 42: the kernel of {INNER} is 42 x 53",
     ),
     "no targets": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 4, ()),
+        lambda: init(4, ()),
         "lora_targets is empty; name products, for example '*/query'",
     ),
-    "no rank": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 0, EVERY),
-        "lora_rank=0 must be at least 1",
-    ),
+    "no rank": (lambda: init(0, EVERY), "lora_rank=0 must be at least 1"),
     "another model's adapter": (
         lambda: lora.attach(
             random_params(CONFIG), random_adapter(small_config("vaswani2017"), targets=("*/key",))
@@ -324,29 +331,23 @@ REFUSED = {
         "adapter=None must be a nested dict, as lora.init returns",
     ),
     "one factor": (
-        lambda: lora.merge(nest(flatten(adapted(CONFIG)) | {f"{INNER}/lora_b": np.zeros((4, 53))})),
+        lambda: lora.merge(changed(lora_b=np.zeros((4, 53)))),
         f"the adapter has {INNER}/lora_a in the shapes [(42, 3), (4, 53), ()], not [(42, 3), (3,",
     ),
     "no second factor": (
-        lambda: lora.merge(
-            nest({n: x for n, x in flatten(adapted(CONFIG)).items() if n != f"{INNER}/lora_b"})
-        ),
+        lambda: lora.merge(changed(lora_b=None)),
         f"the adapter has {INNER}/lora_a in the shapes [(42, 3), None, ()], not [(42, 3), (3, 53)",
     ),
     "no scale": (
-        lambda: apply(
-            nest({n: x for n, x in flatten(adapted(CONFIG)).items() if n != f"{INNER}/lora_scale"}),
-            CONFIG,
-            *random_tokens(CONFIG),
-        ),
+        lambda: apply(changed(lora_scale=None), CONFIG, *random_tokens(CONFIG)),
         f"the adapter has {INNER}/lora_a in the shapes [(42, 3), (3, 53), None], not",
     ),
     "an alpha that is no number": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 4, EVERY, alpha=float("nan")),
+        lambda: init(4, EVERY, alpha=float("nan")),
         "alpha=nan must be a finite number, at least",
     ),
     "an alpha that float32 lacks": (
-        lambda: lora.init(jax.random.key(0), CONFIG, 4, EVERY, alpha=1e-50),
+        lambda: init(4, EVERY, alpha=1e-50),
         "alpha=1e-50 must be a finite number, at least",
     ),
     "settings without a rank": (

@@ -27,7 +27,7 @@ from tests.convert.families.case import (
 )
 from tests.convert.families.test_indictrans import write as write_indictrans
 from tests.convert.test_family_training import STEPS, batches, train, train_in_torch
-from tests.models import random_params, random_tokens, small_config
+from tests.models import random_params, random_tokens, shallow_config, small_config
 from tests.parity import measure
 from tests.parity.ladder import bound, error
 from tests.tiers import tiered
@@ -298,7 +298,7 @@ def test_an_adapter_of_the_base_class_has_its_shorter_names(tmp_path):
 
 @pytest.mark.parametrize("preset", tiered(["shared_heads", "t5_v1_1"], ["shared_heads"]))
 def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1)
+    config = shallow_config(preset)
     params = random_params(config, dtype=np.float64)
     targets = (*EVERY, "output_projection") if preset == "t5_v1_1" else EVERY
     adapter = random_adapter(config, targets=targets, dtype=np.float64)
@@ -330,7 +330,7 @@ def test_torch_reference_has_the_same_layer(preset, tmp_path, x64):
         assert np.abs(grad - leaf).max() <= bound("gradient", "float64") * np.abs(grad).max(), name
 
 
-CONFIG = small_config("bart", num_encoder_layers=1, num_decoder_layers=1)
+CONFIG = shallow_config("bart")
 QUERY = "encoder/layers_0/self_attention/query"
 NAME = "base_model.model.model.encoder.layers.0.self_attn.q_proj"
 
@@ -440,11 +440,10 @@ def test_factors_that_are_absent_or_strange_are_named(folder):
 
 def test_nothing_is_overwritten_and_missing_files_are_named(folder, tmp_path):
     adapter, deeper = read_adapter(folder, CONFIG), random_adapter(small_config("bart"))
-    one = {"num_encoder_layers": 1, "num_decoder_layers": 1}
     with pytest.raises(InputError, match="adapter: exists already"):
         write_adapter(folder, adapter, CONFIG)
     with pytest.raises(InputError, match=r"cross_attention/key/lora_a in the shapes"):
-        write_adapter(tmp_path / "new", deeper, small_config("t5", **one), family="t5")
+        write_adapter(tmp_path / "new", deeper, shallow_config("t5"), family="t5")
     bias = {"output_projection": {"bias": np.ones(CONFIG.tgt_vocab_size, np.float32)}}
     with pytest.raises(InputError, match="output_projection/bias has no name in layout 'bart'"):
         write_adapter(tmp_path / "new", adapter | bias, CONFIG, family="bart")

@@ -57,19 +57,24 @@ def test_every_expressible_model_translates_alike(base, tmp_path, name):
     assert line.startswith("16 of 16")
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, name):
-    found = refusal(ctranslate2_folder.export_ctranslate2, with_preset(base, name), tmp_path)
-    assert found.startswith(f"{REFUSED[name]}: CTranslate2 can express ")
+SEPARATE = {"token_embeddings": "separate", "output_projection": "linear"}
+USUAL = {"norm_bias": False, "d_kv": 8, **SEPARATE}
 
 
-@pytest.mark.parametrize("name", REFUSED_FIELDS)
-def test_fields_that_the_engine_lacks_are_refused_by_name(base, tmp_path, name):
-    fields = {name: REFUSED_FIELDS[name], "norm_bias": False, "d_kv": 8}
-    fields |= {"token_embeddings": "separate", "output_projection": "linear"}
-    model = with_preset(base, "vaswani2017", **fields)
+@pytest.mark.parametrize(
+    ("preset", "fields", "fault"),
+    [
+        *((preset, {}, fault) for preset, fault in REFUSED.items()),
+        *(
+            ("vaswani2017", {name: value, **USUAL}, f"{name}={value!r}")
+            for name, value in REFUSED_FIELDS.items()
+        ),
+    ],
+)
+def test_what_cannot_be_expressed_is_refused_by_name(base, tmp_path, preset, fields, fault):
+    model = with_preset(base, preset, **fields)
     found = refusal(ctranslate2_folder.export_ctranslate2, model, tmp_path)
-    assert found.startswith(f"{name}={REFUSED_FIELDS[name]!r}: CTranslate2 can express ")
+    assert found.startswith(f"{fault}: CTranslate2 can express ")
 
 
 @pytest.mark.parametrize("name", tiered(["vaswani2017", "no_positions", "bart"], ["bart"]))

@@ -122,15 +122,6 @@ def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, pre
     assert line.count("16 of 16") == 2
 
 
-@pytest.mark.exhaustive
-def test_a_program_of_rotary_positions_refuses_sources_beyond_its_angles(base):
-    model = with_preset(base, "modern")
-    run, params = exported(model)
-    assert np.isfinite(run["encode"](params, sources(model.config, 2, 40))).all()
-    with pytest.raises(ValueError, match="Error refining shapes"):
-        run["encode"](params, sources(model.config, 2, 41))
-
-
 @pytest.mark.parametrize(
     ("preset", "options"),
     tiered_rows(
@@ -213,12 +204,15 @@ def program_steps(run, params, config, count):
     return np.stack(steps)
 
 
-def test_a_length_that_has_no_position_is_refused(base):
-    run, params = exported(base)
-    longest = base.config.max_length
-    assert run["encode"](params, sources(base.config, 1, longest)).shape == (1, longest, 8)
+@pytest.mark.parametrize("preset", tiered(["vaswani2017", "modern"], ["vaswani2017"]))
+def test_a_length_that_has_no_position_is_refused(base, preset):
+    """Beyond a table of positions, or beyond the angles of rotary ones."""
+    model = with_preset(base, preset, num_encoder_layers=1, num_decoder_layers=1)
+    run, params = exported(model)
+    longest = model.config.max_length
+    assert np.isfinite(run["encode"](params, sources(model.config, 2, longest))).all()
     with pytest.raises(ValueError, match="Error refining shapes"):
-        run["encode"](params, sources(base.config, 1, longest + 1))
+        run["encode"](params, sources(model.config, 2, longest + 1))
 
 
 @pytest.mark.parametrize("preset", REFUSED)

@@ -24,7 +24,7 @@ from tests.kernels.test_attention_backend import (
     check_attention,
     draw,
 )
-from tests.models import decode_batch, random_params, random_tokens, small_config
+from tests.models import decode_batch, random_params, random_tokens, shallow_config, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered, tiered_rows
 
@@ -179,7 +179,7 @@ EACH = [(13, 13), (11, 11), (11, 13)]
     ],
 )
 def test_a_model_of_fused_attention_is_the_plain_one(interpreted, preset, packed, by_kernels):
-    config = small_config(preset, num_encoder_layers=1, num_decoder_layers=1, d_v=None)
+    config = shallow_config(preset, d_v=None)
     params, tokens = random_params(config), random_tokens(config)
     if packed:
         src, tgt = tokens
@@ -210,7 +210,7 @@ def test_layers_that_are_recomputed_or_run_in_a_loop_read_the_same_masks(interpr
 
 
 def test_a_mask_of_the_callers_and_a_short_attention_are_plain(interpreted, monkeypatch):
-    config = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)
+    config = shallow_config("vaswani2017")
     params, (src, tgt) = random_params(config), random_tokens(config)
     own = (src != config.pad_id)[:, None, None, :]
     jax.eval_shape(lambda: apply(params, config, src, tgt, own, execution=FLASH))

@@ -28,15 +28,16 @@ from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, make_run_step
-from tests.models import random_params, random_tokens, small_config, unchecked
+from tests.models import random_params, random_tokens, shallow_config, small_config, unchecked
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
 
-SMALL = small_config("vaswani2017", num_encoder_layers=1, num_decoder_layers=1)  # 41 ids
+SMALL = shallow_config("vaswani2017")  # 41 ids
 SRC, TGT = random_tokens(SMALL)
 PARAMS = random_params(SMALL)
 MEMORY = np.ones((5, 13, 42), np.float32)
 VISIBLE = (SRC != 0)[:, None, None]
+WINDOWS = small_config("windows")
 EQUAL = small_config("shared_heads", src_vocab_size=41)
 KEY = jax.random.key(0)
 
@@ -323,6 +324,15 @@ WRONG_CALLS = {
         for side in ("src", "tgt")
         for number in (29, -1, 2**31 - 1)
     },
+    "a loop over layers of which some have a window": (
+        lambda: encode(
+            random_params(WINDOWS),
+            WINDOWS,
+            random_tokens(WINDOWS)[0],
+            execution=Execution(scan_layers=True),
+        ),
+        "but sliding_window_pattern=2 gives only some a window; use scan_layers=False",
+    ),
     "a list of parameters": (lambda: apply([1], SMALL, SRC, TGT), "params of type list"),
     "parameters of a search": (
         lambda: generate("weights", SMALL, SRC, max_new_tokens=3),

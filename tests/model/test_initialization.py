@@ -34,6 +34,14 @@ def assert_uniform(actual, limit):
     assert abs(actual.std() / (limit / np.sqrt(3)) - 1) < deviations
 
 
+def assert_normal(actual, deviation):
+    """Check mean and deviation of a sample from a normal distribution around 0."""
+    actual = np.asarray(actual)
+    deviations = 5 / np.sqrt(actual.size)  # five standard errors
+    assert abs(actual.mean()) < deviation * deviations
+    assert abs(actual.std() / deviation - 1) < deviations
+
+
 def assert_alike(actual, expected):
     """Check that both samples come from one uniform distribution centred on zero."""
     expected = expected.detach().numpy()
@@ -66,9 +74,7 @@ def test_torch_default_is_what_linear_and_embedding_draw():
     inner = ours["encoder"]["layers_0"]["feed_forward"]["inner"]
     assert_alike(inner["kernel"], theirs.weight)
     assert_alike(inner["bias"], theirs.bias)
-    table = np.asarray(ours["source_embedding"]["embedding"])
-    assert abs(table.mean()) < 5 / np.sqrt(table.size)
-    assert abs(table.std() - 1) < 5 / np.sqrt(table.size)
+    assert_normal(ours["source_embedding"]["embedding"], 1.0)
 
 
 @pytest.mark.parametrize("preset", tiered(["pre_norm", "pre_norm_memory_norm"], ["pre_norm"]))
@@ -85,18 +91,14 @@ def test_xavier_uniform_reaches_every_matrix_and_the_embeddings(preset):
 
 def test_marian_draws_from_a_narrow_normal():
     params = fresh("marian", pad_id=996, bos_id=996)
-    for leaf in (
-        params["token_embedding"]["embedding"],
-        params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"],
-    ):
-        assert abs(np.std(leaf) / 0.02 - 1) < 5 / np.sqrt(leaf.size)
+    assert_normal(params["token_embedding"]["embedding"], 0.02)
+    assert_normal(params["encoder"]["layers_0"]["feed_forward"]["inner"]["kernel"], 0.02)
     assert not params["output_projection"]["bias"].any()
 
 
 def test_paper_scales_the_tied_table_to_unit_logits():
     params = fresh("vaswani2017")
-    table = np.asarray(params["token_embedding"]["embedding"])
-    assert abs(table.std() * 64**0.5 - 1) < 5 / np.sqrt(table.size)
+    assert_normal(params["token_embedding"]["embedding"], 64**-0.5)
     feed_forward = params["encoder"]["layers_0"]["feed_forward"]
     assert_uniform(feed_forward["inner"]["kernel"], np.sqrt(6 / (64 + 256)))
     assert not feed_forward["inner"]["bias"].any()

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 import torch_reference
 from jax_transformer import apply, convert, decode
 from jax_transformer.model import functional
-from tests.models import random_params, small_config
+from tests.models import random_params, shallow_config, small_config
 from tests.parity.ladder import bound, error, widen
 from tests.tiers import DISTINCT_PRESETS, tiered, tiered_rows
 
@@ -30,10 +30,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 GARBAGE = st.sampled_from((np.nan, np.inf, -np.inf, 3e38, 1e30, 1e19, 6e4))
 
 repeatable = functools.partial(settings, derandomize=True, deadline=None)
-
-
-def make_config(preset, **overrides):
-    return small_config(preset, num_encoder_layers=1, num_decoder_layers=1, **overrides)
 
 
 @functools.cache
@@ -97,7 +93,7 @@ def check_padded_vectors(run, preset, dtype, source_lengths, target_lengths, gar
     """Assert that garbage in the padding gives what ordinary numbers there give."""
     body = {"token_embeddings": "none", "output_projection": "none", "output_bias": False}
     body |= {"output_scale": "none", "encoder_d_model": None}
-    config = make_config(preset, **body)
+    config = shallow_config(preset, **body)
     if config.decoder_attention == "self_over_memory":
         # This decoder attends to the memory under the target's mask, so source padding counts
         # where the target is longer: it is padding to nobody only where both have the same.
@@ -169,7 +165,7 @@ def make_ids(config, source_lengths, target_lengths, random):
 @given(lengths=st.tuples(LENGTHS, LENGTHS), garbage=GARBAGE, seed=SEEDS)
 @example(lengths=([0] * ROWS, [COLUMNS] * ROWS), garbage=np.nan, seed=0)
 def test_the_embedding_of_padding_may_be_anything(preset, lengths, garbage, seed):
-    config, random = make_config(preset), np.random.default_rng(seed)
+    config, random = shallow_config(preset), np.random.default_rng(seed)
     if config.decoder_attention == "self_over_memory":
         # As above: padding to nobody only where both have the same, and targets have a token.
         lengths = (np.maximum(lengths[1], 1),) * 2
@@ -261,7 +257,7 @@ def forward_exactly(params, config, src, tgt):
     seed=SEEDS,
 )
 def test_logits_do_not_depend_on_the_batch(preset, lengths, order, replaced, seed):
-    config = make_config(preset, max_length=COLUMNS + 64)
+    config = shallow_config(preset, max_length=COLUMNS + 64)
     random, params = np.random.default_rng(seed), widen(parameters(config))
     src, tgt = make_ids(config, *lengths, random)
     valid = tgt != config.pad_id

@@ -13,8 +13,7 @@ from jax_transformer import (
     encode,
     init_params,
 )
-from tests import models
-from tests.models import random_params, random_tokens
+from tests.models import random_params, random_tokens, shallow_config
 from tests.parity.ladder import ROUNDED, error
 from tests.tiers import tiered
 
@@ -26,25 +25,26 @@ run, run_encoder, run_decoder, start = (
 )
 
 
-def small_config(preset, **fields):
-    """Return a model of one layer a side: tests/parity has the stacks of them."""
-    return models.small_config(preset, num_encoder_layers=1, num_decoder_layers=1, **fields)
-
-
 @pytest.fixture(params=tiered(PRESETS, ["marian", "shared_heads"]))
 def model(request):
-    config = small_config(request.param)
+    config = shallow_config(request.param)
     return config, random_params(config), *random_tokens(config)
 
 
-def test_encode_then_decode_is_apply(model):
-    config, params, src, tgt = model
-    src_mask = None
+def test_encode_then_decode_is_apply_and_the_module_masks_as_they_do(model):
+    """Without masks the module and its methods hide padding and later positions, as in torch."""
+    config, *arrays = model
+    params, src, tgt = jax.tree.map(jnp.asarray, arrays)
+    kept = None
     if config.token_embeddings != "none":
-        src_mask = (src != config.pad_id)[:, None, None, :]
-    memory = run_encoder(params, config, src, src_mask)
-    logits = run_decoder(params, config, tgt, memory, src_mask=src_mask)
-    assert error(logits, run(params, config, src, tgt)) <= ROUNDED
+        kept = (src != config.pad_id)[:, None, None, :]
+    logits, memory = run(params, config, src, tgt), run_encoder(params, config, src, kept)
+    assert error(run_decoder(params, config, tgt, memory, src_mask=kept), logits) <= ROUNDED
+    module = jax.jit(Transformer(config).apply, static_argnames="method")
+    assert error(module({"params": params}, src, tgt), logits) <= ROUNDED
+    assert error(module({"params": params}, src, method="encode"), memory) <= ROUNDED
+    expected = run_decoder(params, config, tgt, memory)
+    assert error(module({"params": params}, tgt, memory, method="decode"), expected) <= ROUNDED
 
 
 @pytest.mark.exhaustive
@@ -59,7 +59,7 @@ def test_vmap_over_models_is_a_loop_over_models(model):
 
 @pytest.mark.exhaustive
 def test_gradient_is_the_slope(x64):
-    config = small_config("vaswani2017")
+    config = shallow_config("vaswani2017")
     params = random_params(config, dtype=np.float64)
     direction = random_params(config, seed=1, dtype=np.float64)
     src, tgt = random_tokens(config)
@@ -82,12 +82,12 @@ def test_gradient_is_the_slope(x64):
 
 
 def test_config_is_static_and_each_shape_compiles_once():
-    config = small_config("pre_norm")
+    config = shallow_config("pre_norm")
     params = random_params(config)
     src, tgt = random_tokens(config)
     jitted = jax.jit(lambda *args, **kwargs: apply(*args, **kwargs), static_argnames="config")
     for _ in range(3):
-        jitted(params, config=small_config("pre_norm"), src=src, tgt=tgt)
+        jitted(params, config=shallow_config("pre_norm"), src=src, tgt=tgt)
     assert jitted._cache_size() == 1
     jitted(params, config=config, src=src[:, :7], tgt=tgt)
     assert jitted._cache_size() == 2
@@ -105,7 +105,7 @@ def test_targets_see_no_later_target(model):
 
 @pytest.mark.parametrize("name", ["src", "tgt"])
 def test_sequence_beyond_the_position_table_is_refused(name):
-    config = small_config("pre_norm", max_length=11)
+    config = shallow_config("pre_norm", max_length=11)
     params = random_params(config)
     tokens = dict(zip(("src", "tgt"), random_tokens(config), strict=True))
     tokens["src"] = tokens["src"][:, :11]
@@ -116,7 +116,7 @@ def test_sequence_beyond_the_position_table_is_refused(name):
 
 
 def test_one_key_one_model():
-    config = small_config("vaswani2017")
+    config = shallow_config("vaswani2017")
     one, same, other = (start(jax.random.key(seed), config) for seed in (1, 1, 2))
     assert jax.tree.all(jax.tree.map(np.array_equal, one, same))
     kernels = [
@@ -152,16 +152,3 @@ def test_positions_given_are_the_ones_added(model):
     for name, counting in positions.items():
         moved = run(params, config, src, tgt, **(positions | {name: counting[:, ::-1]}))
         assert np.array_equal(moved, given) == (not config.has_position_table)
-
-
-def test_the_module_and_its_methods_mask_as_the_functions_do(model):
-    """Without masks they hide padding and later positions, as in torch."""
-    config, *arrays = model
-    params, src, tgt = jax.tree.map(jnp.asarray, arrays)
-    module = jax.jit(Transformer(config).apply, static_argnames="method")
-    logits = module({"params": params}, src, tgt)
-    assert error(logits, run(params, config, src, tgt)) <= ROUNDED
-    memory = run_encoder(params, config, src)
-    assert error(module({"params": params}, src, method="encode"), memory) <= ROUNDED
-    logits = module({"params": params}, tgt, memory, method="decode")
-    assert error(logits, run_decoder(params, config, tgt, memory)) <= ROUNDED

@@ -14,7 +14,7 @@ from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import ssru
 from jax_transformer.model.tree import PARAMETERS, draw_params
-from tests.models import random_params, random_tokens, small_config
+from tests.models import random_params, random_tokens, shallow_config, small_config
 from tests.parity.ladder import ROUNDED, bound, error
 
 BATCH, LENGTH = 3, 11
@@ -95,7 +95,7 @@ def test_a_long_row_in_float32_is_as_exact_as_the_loop():
 
 @pytest.mark.parametrize("placement", ["post", "pre", "sandwich"])
 def test_logits_of_every_placement_are_those_of_torch(placement, x64):
-    config = small_config("ssru", decoder_norm_placement=placement)
+    config = shallow_config("ssru", decoder_norm_placement=placement)
     params, (src, tgt) = random_params(config, dtype=np.float64), random_tokens(config)
     module = torch_reference.Transformer(config).double().eval()
     module.load_state_dict(convert.to_torch(params, config))
@@ -138,7 +138,7 @@ def test_new_gates_have_no_bias_and_matrices_those_of_a_feed_forward_network():
 
 
 def test_a_mask_of_several_heads_is_refused():
-    config = small_config("ssru")
+    config = shallow_config("ssru")
     src, tgt = random_tokens(config)
     mask = np.ones((1, config.num_heads, 1, tgt.shape[1]), bool)
     with pytest.raises(InputError, match=r"tgt_mask of shape .* = \[5, 1, 11, 11\]"):
