@@ -237,9 +237,8 @@ class Probe:
 
     def leaf_of(self, elements: Elements) -> Leaf:
         """Return the weight that the first of some elements is of."""
-        first = elements.flat[0]
-        keys = [key for key, begin in self.first.items() if begin <= first]
-        return self.leaves[max(keys, key=self.first.__getitem__)]
+        keys = [key for key, begin in self.first.items() if begin <= elements.flat[0]]
+        return self.leaves[keys[-1]]
 
     def shift(self, start: int, end: int) -> Elements | None:
         """Return the elements of a vector that a slice of a stream adds; None if it does more."""
