@@ -23,17 +23,11 @@ PAIRED = ("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column")  # of an e
 
 
 class LookUp(NamedTuple):
-    """Where token ids become vectors.
+    """Where token ids become vectors."""
 
-    Attributes:
-        call: The look-up.
-        ids: Those that it reads [B, L]; they may be padded.
-        first: The id that the program puts before those that it was given; None if it puts none.
-    """
-
-    call: Call
-    ids: np.ndarray
-    first: int | None
+    call: Call  # the look-up
+    ids: np.ndarray  # those that it reads [B, L]; they may be padded
+    first: int | None  # the id that the program puts before those that it was given, if it does
 
     @property
     def root(self) -> int:

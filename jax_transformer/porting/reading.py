@@ -39,25 +39,16 @@ ONE_BEHIND_THE_OTHER = "a config's cross-attention reads what the self-attention
 
 
 class Sublayer(NamedTuple):
-    """A sublayer between two cuts of a stream: what it adds, and its norms.
+    """A sublayer between two cuts of a stream: what it adds, and its norms."""
 
-    Attributes:
-        join: The addition.
-        kind: "self_attention", "cross_attention" or "feed_forward".
-        before: The norm of its input; `behind` is that of what it adds.
-        memory_norm: That of the memory which it reads.
-        after: The norms behind the addition.
-        added: Elements of a vector that is added behind the addition.
-    """
-
-    join: Call
-    kind: str
+    join: Call  # the addition
+    kind: str  # "self_attention", "cross_attention" or "feed_forward"
     read: Attention | Network
-    before: Norm | None
-    behind: Norm | None
+    before: Norm | None  # of its input
+    behind: Norm | None  # of what it adds
     memory_norm: Norm | None
-    after: Sequence[Norm] = ()
-    added: Elements | None = None
+    after: Sequence[Norm] = ()  # behind the addition
+    added: Elements | None = None  # a vector that is added behind the addition
 
 
 def read_run(probe: Probe, longest: Probe, pad_id: int) -> Findings:
