@@ -169,12 +169,7 @@ def compare(a: Record, b: Record, *, bound: float | None = None) -> Comparison:
 
 
 class _Side:
-    """A record, and which of its values another one has too.
-
-    Attributes:
-        around: Of each block, those that it is a part of, the innermost first.
-        right: The blocks whose output the other record has, and those in such a block.
-    """
+    """A record, and which of its values another one has too."""
 
     def __init__(self, record: Record, other: Record, rule: Rule) -> None:
         self.blocks, self.names = record.blocks, list(record.blocks)
@@ -182,7 +177,9 @@ class _Side:
         self.outputs = Index((block.outputs[0] for block in record.blocks.values()), rule)
         theirs = other.blocks.values()
         self.theirs = Index((x for b in theirs for x in (*b.outputs, *b.inputs)), rule)
+        # Of each block, those that it is a part of, the innermost first.
         self.around, ends = dict[str, list[str]](), dict[str, str]()
+        # The blocks whose output the other record has, and those in such a block.
         self.right, self.used = set[str](), set[bytes]()
         for name in reversed(self.names):
             parts = name.partition("#")[0].split(".")

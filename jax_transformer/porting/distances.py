@@ -19,20 +19,13 @@ FARTHEST = 4096  # distances with a bucket of their own that are tried
 
 
 class Site(NamedTuple):
-    """An attention of a run, and the same one in the longest run.
+    """An attention of a run, and the same one in the longest run."""
 
-    Attributes:
-        stack: "encoder" or "decoder".
-        layer: Path of its layer.
-        kind: "self_attention" or "cross_attention".
-        far: The attention in the longest run; None where this executes other operations.
-    """
-
-    stack: str
-    layer: str
-    kind: str
+    stack: str  # "encoder" or "decoder"
+    layer: str  # its path
+    kind: str  # "self_attention" or "cross_attention"
     attention: Attention
-    far: Attention | None
+    far: Attention | None  # in the longest run; None where this executes other operations
 
 
 def twin(run: Run, other: Run, attention: Attention) -> Attention | None:

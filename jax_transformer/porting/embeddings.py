@@ -19,26 +19,15 @@ from jax_transformer.porting.recording import Call
 
 TABLE_ROUNDING = 1e-3  # of a table of sinusoids in a narrow type
 MOST_OFFSET = 64  # of a table of sinusoids
-SINUSOIDS = (
-    "sinusoidal",
-    "sinusoidal_halves",
-    "sinusoidal_per_column",
-    "sinusoidal_tensor2tensor",
-)
+PAIRED = ("sinusoidal", "sinusoidal_halves", "sinusoidal_per_column")  # of an even width
 
 
 class LookUp(NamedTuple):
-    """Where token ids become vectors.
+    """Where token ids become vectors."""
 
-    Attributes:
-        call: The look-up.
-        ids: Those that it reads [B, L]; they may be padded.
-        first: The id that the program puts before those that it was given; None if it puts none.
-    """
-
-    call: Call
-    ids: np.ndarray
-    first: int | None
+    call: Call  # the look-up
+    ids: np.ndarray  # those that it reads [B, L]; they may be padded
+    first: int | None  # the id that the program puts before those that it was given, if it does
 
     @property
     def root(self) -> int:
@@ -179,8 +168,8 @@ def _positions(
         found.refuse(Unread(text, calls))
         return
     width = first.shape[1]
-    kinds = [(kind, 0) for kind in SINUSOIDS[:3]] if width % 2 == 0 else []
-    kinds += [(SINUSOIDS[3], offset) for offset in range(MOST_OFFSET) if width > 3]
+    kinds = [(kind, 0) for kind in PAIRED if width % 2 == 0]
+    kinds += [("sinusoidal_tensor2tensor", n) for n in range(MOST_OFFSET) if width > 3]
     for kind, offset in kinds:
         table = sinusoidal_positions(len(first), width, kind, offset)
         if np.abs(table - first).max() < TABLE_ROUNDING:
@@ -215,7 +204,7 @@ def _positions(
 def _unusual(first: np.ndarray) -> str:
     """Return what sinusoids these positions [L, D] are, in words."""
     length, width = first.shape
-    for kind in SINUSOIDS[:3] if width % 2 == 0 else ():
+    for kind in PAIRED if width % 2 == 0 else ():
         table = sinusoidal_positions(length + 4, width, kind)
         for begin in range(1, 4):
             if np.abs(table[begin : begin + length] - first).max() < TABLE_ROUNDING:

@@ -19,37 +19,27 @@ Window = tuple[int | None, int | None]  # earlier and later positions that are s
 
 
 class Findings:
-    """What a run says.
-
-    Attributes:
-        values: Of a field, or of a field and a stack as "encoder d_ff": the places of each value.
-        elements: Of each parameter, by its path.
-        refusals: What no config has, and where.
-        only_masks: Whether these are masks alone.
-        attentions: The first attention of each kind, by "encoder" or "decoder" and its kind.
-        notes: What is told beside the result.
-        windows: Of the self-attentions of a stack, in order; so `rotary`.
-        window_calls: The operations that make windows.
-        relative: The tables of relative positions of a stack, with their layers.
-        farthest: The least and the largest `relative_attention_max_distance` that fit.
-        tables: Weights and buffers that hold sinusoids, by name.
-        first_id: Id that the program puts before the targets; None if it puts none.
-    """
+    """What a run says."""
 
     def __init__(self) -> None:
+        # Of a field, or of a field and a stack as "encoder d_ff": the places of each value.
         self.values: dict[str, dict[Any, list[str]]] = {}
-        self.elements: dict[str, Elements] = {}
-        self.refusals: dict[tuple[str, ...], dict[str, None]] = {}
-        self.only_masks = True
+        self.elements: dict[str, Elements] = {}  # of each parameter, by its path
+        self.refusals: dict[tuple[str, ...], dict[str, None]] = {}  # what no config has, and where
+        self.only_masks = True  # whether these are masks alone
+        # The first attention of each stack and kind.
         self.attentions: dict[tuple[str, str], Attention] = {}
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what is told beside the result
+        # Of the self-attentions of a stack, in order.
         self.windows: dict[str, list[Window]] = defaultdict(list)
         self.rotary: dict[str, list[Rotary | None]] = defaultdict(list)
-        self.window_calls: list[Call] = []
+        self.window_calls: list[Call] = []  # the operations that make windows
+        # The tables of relative positions of a stack, with their layers.
         self.relative: dict[str, list[tuple[str, Elements]]] = defaultdict(list)
+        # The least and the largest relative_attention_max_distance that fit.
         self.farthest = (0, 2**31)
-        self.tables: dict[str, PositionTable] = {}
-        self.first_id: int | None = None
+        self.tables: dict[str, PositionTable] = {}  # of sinusoids in weights and buffers, by name
+        self.first_id: int | None = None  # that the program puts before the targets, if it does
 
     def say(self, field: str, value: Any, where: object) -> None:
         """Note that a place has a value of a field."""

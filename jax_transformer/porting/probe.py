@@ -27,42 +27,30 @@ Elements = np.ndarray  # numbers of elements of the weights
 
 
 class Point(NamedTuple):
-    """Some numbers of a value: its key, and their places in the value as one line."""
+    """Some numbers of a value."""
 
     key: int
-    places: np.ndarray
+    places: np.ndarray  # in the value as one line
 
 
 class Affine(NamedTuple):
-    """factor * (x @ kernel) + bias_factor * bias, of elements of weights.
+    """factor * (x @ kernel) + bias_factor * bias, of elements of weights."""
 
-    Attributes:
-        kernel: Elements [inputs, outputs].
-        bias: Elements [outputs]; None where nothing is added.
-        factor: Of the product.
-        bias_factor: Of the bias.
-    """
-
-    kernel: Elements
-    bias: Elements | None
+    kernel: Elements  # [inputs, outputs]
+    bias: Elements | None  # [outputs]; None where nothing is added
     factor: float
     bias_factor: float
 
 
 class Norm(NamedTuple):
-    """A norm of the last axis: a kind of the config, its epsilon, elements of its weights.
+    """A norm of the last axis."""
 
-    Attributes:
-        factor: What it is multiplied by beside its scale.
-        call: Its last operation.
-    """
-
-    kind: str
+    kind: str  # of the config
     epsilon: float
     scale: Elements | None
     bias: Elements | None
-    factor: float
-    call: Call
+    factor: float  # what it is multiplied by beside its scale
+    call: Call  # its last operation
 
 
 class Probe:
@@ -237,9 +225,8 @@ class Probe:
 
     def leaf_of(self, elements: Elements) -> Leaf:
         """Return the weight that the first of some elements is of."""
-        first = elements.flat[0]
-        keys = [key for key, begin in self.first.items() if begin <= first]
-        return self.leaves[max(keys, key=self.first.__getitem__)]
+        keys = [key for key, begin in self.first.items() if begin <= elements.flat[0]]
+        return self.leaves[keys[-1]]
 
     def shift(self, start: int, end: int) -> Elements | None:
         """Return the elements of a vector that a slice of a stream adds; None if it does more."""

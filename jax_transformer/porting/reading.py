@@ -39,25 +39,16 @@ ONE_BEHIND_THE_OTHER = "a config's cross-attention reads what the self-attention
 
 
 class Sublayer(NamedTuple):
-    """A sublayer between two cuts of a stream: what it adds, and its norms.
+    """A sublayer between two cuts of a stream: what it adds, and its norms."""
 
-    Attributes:
-        join: The addition.
-        kind: "self_attention", "cross_attention" or "feed_forward".
-        before: The norm of its input; `behind` is that of what it adds.
-        memory_norm: That of the memory which it reads.
-        after: The norms behind the addition.
-        added: Elements of a vector that is added behind the addition.
-    """
-
-    join: Call
-    kind: str
+    join: Call  # the addition
+    kind: str  # "self_attention", "cross_attention" or "feed_forward"
     read: Attention | Network
-    before: Norm | None
-    behind: Norm | None
+    before: Norm | None  # of its input
+    behind: Norm | None  # of what it adds
     memory_norm: Norm | None
-    after: Sequence[Norm] = ()
-    added: Elements | None = None
+    after: Sequence[Norm] = ()  # behind the addition
+    added: Elements | None = None  # a vector that is added behind the addition
 
 
 def read_run(probe: Probe, longest: Probe, pad_id: int) -> Findings:
@@ -192,8 +183,8 @@ class _Reader:
             raise Unread(f"two sublayers read one input: {ONE_BEHIND_THE_OTHER}", [join])
         if not self.probe.is_identity(start, sides[0], self.tokens[stack]):
             calls = self.graph.changing([start], sides[:1])
-            text = "the input of each sublayer is changed where it is added: no weights can stand "
-            raise Unread(f"{text}for that", calls or [join])
+            text = "the input of each sublayer is changed where it is added"
+            raise Unread(f"{text}: no weights can stand for that", calls or [join])
         products = self.graph.products([start], sides[1:])
         dynamic = [call for call in products if len({*call.inputs} & self.dynamic) > 1]
         if dynamic:
@@ -232,10 +223,8 @@ class _Reader:
         if len(within) > 1 or not all(query in of_start for query, _ in operands):
             raise Unread(f"two attentions are in one addition: {ONE_BEHIND_THE_OTHER}", scores)
         if memory in graph.before([key for _, key in operands if key in of_start], [start]):
-            text = (
-                "one attention reads targets and memory side by side: decoder_attention='merged' "
-            )
-            raise Unread(f"{text}does so, and needs a layout by hand", scores)
+            remedy = "decoder_attention='merged' does so, and needs a layout by hand"
+            raise Unread(f"one attention reads targets and memory side by side: {remedy}", scores)
         ends = [key for call in products for key in call.operands if key in self.dynamic]
         if within == {True}:
             begin = self._input(start, end, all_products, [k for k in ends if k in of_start])
@@ -255,10 +244,8 @@ class _Reader:
             self.graph.before(keys, [memory]) & self.graph.after([self.source_root]) - of_memory
         )
         if apart or others or not {*keys} <= of_memory:
-            text = (
-                "a cross-attention reads another value than the last output of the encoder, such "
-            )
-            raise Unread(f"{text}as the output of the same encoder layer", scores)
+            text = "a cross-attention reads another value than the last output of the encoder"
+            raise Unread(f"{text}, such as the output of the same encoder layer", scores)
         inside = [key for key in ends if key in of_memory and key not in of_start]
         return self._input(memory, inside[0], self.graph.products([memory], inside), inside)
 
@@ -290,10 +277,9 @@ class _Reader:
         factors = [] if scaled else [read.factor]
         factors += [] if read.bias is None else [read.bias_factor]
         if any(abs(factor - 1) > CLOSE for factor in factors):
-            text = (
-                f"the logits are multiplied by {read.factor:.6g}: multiply the weight and the bias "
-            )
-            self.found.refuse(Unread(f"{text}of the output projection by it", calls))
+            remedy = "multiply the weight and the bias of the output projection by it"
+            text = f"the logits are multiplied by {read.factor:.6g}: {remedy}"
+            self.found.refuse(Unread(text, calls))
         tied = np.array_equal(read.kernel.T, tables[1])
         if not tied and np.array_equal(read.kernel.T, tables[0]):
             self.found.refuse(Unread("the output projection is the source's table", calls))
@@ -363,10 +349,8 @@ class _Reader:
     def _product(self, path: str, affine: Affine, field: str, join: Call) -> None:
         """Note a product and its bias; the first one of a sublayer may have a factor."""
         if max(abs(affine.factor - 1), abs(affine.bias_factor - 1)) > 1e-6:
-            text = (
-                f"a product is multiplied by {affine.factor:.6g}: multiply its weight and its bias "
-            )
-            self.found.refuse(Unread(f"{text}by it", [join]))
+            text = f"a product is multiplied by {affine.factor:.6g}"
+            self.found.refuse(Unread(f"{text}: multiply its weight and its bias by it", [join]))
         self.found.say(field, affine.bias is not None, path)
         self.found.place(f"{path}/kernel", affine.kernel)
         self.found.place(f"{path}/bias", affine.bias)

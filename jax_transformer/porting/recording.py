@@ -78,31 +78,18 @@ record_all()
 
 
 class Call(NamedTuple):
-    """One operation that was executed.
+    """One operation that was executed."""
 
-    Attributes:
-        name: Its name without library and overload, for example "addmm".
-        operation: Its whole name.
-        arguments: As in JSON: {"value": 7} is the value of key 7.
-        keywords: The same by name.
-        outputs: Keys of what it returned; None for what is no tensor.
-        shapes: Of the outputs.
-        path: Of the module in which it was executed.
-        line: File and number of the user's line.
-        reads: Keys of all arguments.
-        inputs: Those of them whose numbers the outputs depend on.
-    """
-
-    name: str
-    operation: str
-    arguments: list[Any]
-    keywords: dict[str, Any]
-    outputs: tuple[int | None, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
-    path: str
-    line: str
-    reads: tuple[int, ...]
-    inputs: tuple[int, ...]
+    name: str  # without library and overload, for example "addmm"
+    operation: str  # its whole name
+    arguments: list[Any]  # as in JSON: {"value": 7} is the value of key 7
+    keywords: dict[str, Any]  # the same by name
+    outputs: tuple[int | None, ...]  # keys of what it returned; None for what is no tensor
+    shapes: tuple[tuple[int, ...] | None, ...]  # of the outputs
+    path: str  # of the module in which it was executed
+    line: str  # file and number of the user's line
+    reads: tuple[int, ...]  # keys of all arguments
+    inputs: tuple[int, ...]  # those of them whose numbers the outputs depend on
 
     @property
     def operands(self) -> tuple[int, int]:
@@ -117,7 +104,7 @@ class Call(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A weight or a buffer that a run read: its key, all its names, and its shape."""
+    """A weight or a buffer that a run read, with all its names."""
 
     key: int
     names: tuple[str, ...]
@@ -125,37 +112,26 @@ class Leaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One call of a module: its path, its class, and the keys of its outputs and inputs."""
+    """One call of a module, and the keys of its outputs and inputs."""
 
     path: str
-    kind: str
+    kind: str  # its class
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One recorded run of the program. A value has a key; keys grow as values are computed.
+    """One recorded run of the program. A value has a key; keys grow as values are computed."""
 
-    Attributes:
-        source: Key of the source ids [B, S].
-        target: Key of the target ids [B, T].
-        output: Key of what the program returned.
-        logits: What it returned, in its own dtype.
-        calls: In the order in which they were executed.
-        leaves: Weights and buffers that it read.
-        constants: Other tensors that it read, by key; the ids are among them.
-        parts: Calls of modules, in the order in which they ended.
-    """
-
-    source: int
-    target: int
-    output: int
-    logits: np.ndarray
-    calls: tuple[Call, ...]
-    leaves: tuple[Leaf, ...]
-    constants: Mapping[int, np.ndarray]
-    parts: tuple[Part, ...]
+    source: int  # key of the source ids [B, S]
+    target: int  # of the target ids [B, T]
+    output: int  # of what the program returned
+    logits: np.ndarray  # what it returned, in its own dtype
+    calls: tuple[Call, ...]  # in the order in which they were executed
+    leaves: tuple[Leaf, ...]  # weights and buffers that it read
+    constants: Mapping[int, np.ndarray]  # other tensors that it read; the ids are among them
+    parts: tuple[Part, ...]  # in the order in which they ended
 
     @property
     def src(self) -> np.ndarray:

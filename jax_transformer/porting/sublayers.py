@@ -30,54 +30,39 @@ ACTIVATIONS = {
 
 
 class Core(NamedTuple):
-    """A product of queries and keys, and what becomes of its scores: keys of values.
+    """A product of queries and keys, and what becomes of its scores: keys of values."""
 
-    Attributes:
-        query: The first operand [N, I, K]; the second one is `key` [N, K, J].
-        product: The scores [N, I, J]; `logits` are those that a softmax is taken of.
-        weights: What the values [N, J, K] are multiplied by; `read` is the result [N, I, K].
-        calls: The product, the softmax, and the second product.
-    """
-
-    query: int
-    key: int
-    product: int
-    logits: int
-    weights: int
-    value: int
-    read: int
-    calls: tuple[Call, Call, Call]
+    query: int  # the operands [N, I, K]
+    key: int  # and [N, K, J]
+    product: int  # the scores [N, I, J]
+    logits: int  # what a softmax is taken of
+    weights: int  # what the values are multiplied by
+    value: int  # [N, J, K]
+    read: int  # the result [N, I, K]
+    calls: tuple[Call, Call, Call]  # the product, the softmax, and the second product
 
 
 class Rotary(NamedTuple):
-    """Rotary positions: their base, what positions are divided by, and the rotated columns."""
+    """Rotary positions."""
 
     theta: float
-    scaling: float
-    columns: int
+    scaling: float  # what positions are divided by
+    columns: int  # that are rotated
 
 
 class Attention(NamedTuple):
-    """An attention as it was read.
+    """An attention as it was read."""
 
-    Attributes:
-        cores: Its products; several where each head has its own.
-        heads: The core and the number n of each head, for each row of the batch.
-        query: Elements of its projection; so `key`, `value` and `output`.
-        divisor: Of the scores; `softcap` is their bound, None without one.
-        norms: Of queries and keys; None without them.
-    """
-
-    cores: tuple[Core, ...]
-    heads: list[list[tuple[int, int]]]
-    query: Affine
+    cores: tuple[Core, ...]  # its products; several where each head has its own
+    heads: list[list[tuple[int, int]]]  # the core and the number n of each, for each row
+    query: Affine  # the projections
     key: Affine
     value: Affine
     output: Affine
-    divisor: float
-    softcap: float | None
+    divisor: float  # of the scores
+    softcap: float | None  # their bound
     rotary: Rotary | None
-    norms: tuple[Norm, Norm] | None
+    norms: tuple[Norm, Norm] | None  # of queries and keys
 
 
 class Network(NamedTuple):

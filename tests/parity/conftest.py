@@ -1,13 +1,11 @@
 """One model of each preset, and of what no preset has, in both frameworks with the same weights."""
 
-from types import SimpleNamespace
-
 import jax
 import pytest
 
-from tests.models import random_tokens, small_config
+from tests.models import small_config
 from tests.parity.ladder import Ladder
-from tests.parity.measure import make_pair, trainable
+from tests.parity.measure import make_case, make_pair, trainable
 from tests.tiers import DISTINCT_MODELS, MODELS, QUICK_MODELS, tiered
 
 FLOAT32_PRESETS = ("umt5",)  # of the quick tier; float64 has all of QUICK_MODELS
@@ -41,12 +39,8 @@ def dtype(request):
 
 @pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS, DISTINCT_MODELS))
 def pair(request, dtype):
-    """Return the config of `MODELS` and one model in both frameworks: params and torch module."""
-    config, params, module = make_pair(small_config(request.param), dtype)
-    src, tgt = random_tokens(config, dtype=dtype)
-    return SimpleNamespace(
-        preset=request.param, config=config, params=params, module=module, src=src, tgt=tgt
-    )
+    """Return one of `MODELS` in both frameworks, with ids."""
+    return make_case(request.param, small_config(request.param), dtype)
 
 
 @pytest.fixture(scope="module", params=tiered(MODELS, QUICK_MODELS, DISTINCT_MODELS))

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from jax_transformer.text.batches import Batch
 from jax_transformer.training import objective
 from jax_transformer.training.config import TrainingConfig
 from jax_transformer.training.step import init_state, make_run_step
-from tests.models import random_params, small_config, unchecked
+from tests.models import random_params, random_tokens, small_config, unchecked
 from tests.parity.ladder import beside, error
 from torch_reference import training
 
@@ -65,6 +66,13 @@ def make_pair(config: TransformerConfig, dtype: str, seed: int = 0) -> Pair:
     module = torch_reference.Transformer(config).to(getattr(torch, dtype))
     module.load_state_dict(convert.to_torch(params, config), strict=True)
     return Pair(config, params, module)
+
+
+def make_case(preset: str, config: TransformerConfig, dtype: str) -> SimpleNamespace:
+    """Return a pair with the name of its preset and with ids, or vectors, of both sides."""
+    src, tgt = random_tokens(config, dtype=dtype)
+    pair = make_pair(config, dtype)._asdict()
+    return SimpleNamespace(preset=preset, src=src, tgt=tgt, **pair)
 
 
 def random_batches(config: TransformerConfig, count: int) -> list[Batch]:

@@ -1,7 +1,6 @@
 """The whole model in both frameworks, and the functional face."""
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 
 from jax_transformer import apply, decode, encode
 from tests.compilation import AS_USERS_DO
-from tests.models import random_tokens, small_config
-from tests.parity.measure import make_pair
+from tests.models import small_config
+from tests.parity.measure import make_case
 from tests.parity.test_blocks import make_mask
 from tests.tiers import MODELS, QUICK_MODELS, tiered
 
@@ -20,10 +19,6 @@ AS_USERS = ("shared_heads", "marian", "umt5", "pre_norm_decoder")  # of which CI
 
 @pytest.mark.exhaustive  # the quick tier compares the whole model
 def test_encode(pair, ladder):
-    check_encode(pair, ladder)
-
-
-def check_encode(pair, ladder):
     ladder.check(
         pair,
         "encode",
@@ -86,14 +81,9 @@ def test_decode_of_a_given_memory(pair, ladder):
 @pytest.mark.parametrize("side", tiered(["encoder", "decoder"], []))
 def test_a_final_norm_of_one_side_only(side, dtype, ladder):
     norms = {"final_norm": side == "encoder", "decoder_final_norm": side == "decoder"}
-    config, params, module = make_pair(small_config("pre_norm", **norms), dtype)
-    assert {stack: "norm" in params[stack] for stack in ("encoder", "decoder")} == {
+    pair = make_case("pre_norm", small_config("pre_norm", **norms), dtype)
+    assert {stack: "norm" in pair.params[stack] for stack in ("encoder", "decoder")} == {
         "encoder": side == "encoder",
         "decoder": side == "decoder",
     }
-    src, tgt = random_tokens(config)
-    pair = SimpleNamespace(
-        preset="pre_norm", config=config, params=params, module=module, src=src, tgt=tgt
-    )
-    check_encode(pair, ladder)
     check_logits(pair, ladder)

@@ -100,28 +100,19 @@ def test_norms_by_the_unbiased_deviation_are_the_printed_formulas(torch_dtype):
     assert_identical(ours, centred / inside + bias)
 
 
-@pytest.fixture(params=["post", "pre"])
-def config(request):
-    return small_config("torch_nn", norm_placement=request.param, activation="gelu")
-
-
-def torch_options(config):
-    return {
-        "dim_feedforward": config.d_ff,
-        "dropout": 0.0,
-        "activation": config.activation,
-        "batch_first": True,
-        "norm_first": config.norm_placement == "pre",
-    }
-
-
-def test_whole_model_is_torchs(torch_dtype, config):
+@pytest.mark.parametrize("placement", ["post", "pre"])
+def test_whole_model_is_torchs(torch_dtype, placement):
+    config = small_config("torch_nn", norm_placement=placement, activation="gelu")
     theirs = nn.Transformer(
         config.d_model,
         config.num_heads,
         config.num_encoder_layers,
         config.num_decoder_layers,
-        **torch_options(config),
+        config.d_ff,
+        dropout=0.0,
+        activation=config.activation,
+        batch_first=True,
+        norm_first=placement == "pre",
     )
     theirs = randomize(theirs).to(torch_dtype)
     ours = Transformer(config).to(torch_dtype)

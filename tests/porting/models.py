@@ -861,29 +861,21 @@ class Narrow(BareSides):
 
 
 class Refusal(NamedTuple):
-    """What a refusal says, a piece of the source line that it names, and a module that it names."""
+    """What a refusal says, and what it names."""
 
     text: str
-    line: str = ""
+    line: str = ""  # a piece of it
     module: str = ""
 
 
 class Shape(NamedTuple):
-    """A program and what is true of it.
-
-    Attributes:
-        build: The class of the module.
-        fields: Fields of the config of a program that is found, beside its sizes.
-        refused: None for a program that is found.
-        dropped: Tensors that its user drops.
-        hides: Whether it hides the padding of the source.
-    """
+    """A program and what is true of it."""
 
     build: type[nn.Module]
-    fields: Mapping[str, Any] = MappingProxyType({})
-    refused: Refusal | None = None
-    dropped: tuple[str, ...] = ()
-    hides: bool = True
+    fields: Mapping[str, Any] = MappingProxyType({})  # of the config, beside its sizes
+    refused: Refusal | None = None  # None for a program that is found
+    dropped: tuple[str, ...] = ()  # tensors that its user drops
+    hides: bool = True  # whether it hides the padding of the source
 
     def module(self):
         """Return the module without dropout, no parameter at its starting value."""

@@ -57,7 +57,7 @@ def check_home(tensors, suggestion):
     config, layout = suggestion.config, suggestion.layout
     params, _ = convert.to_params(tensors, config, layout)
     back, _ = convert.to_tensors(params, config, layout)
-    computed = {name for buffer in layout.buffers for name in [buffer.foreign]} | {*layout.unused}
+    computed = {buffer.foreign for buffer in layout.buffers} | {*layout.unused}
     assert back.keys() == tensors.keys() - set(layout.unused)
     for name in tensors.keys() - computed:
         np.testing.assert_array_equal(back[name], tensors[name])

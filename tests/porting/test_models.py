@@ -33,12 +33,12 @@ SOME += ["normed_queries", "shifted_inside", "unbiased_variance"]
 
 @functools.cache
 def read(name, lengths=None):
-    """Return what a program of `SHAPES` holds, and what is read of it."""
+    """Return what a program of `SHAPES` holds, its recording, and what is read of both."""
     shape = SHAPES[name]
     module, changes = shape.module(), [FLOATS] if name == "features" else []
     recording = record(module, lengths=lengths or FAR.get(name, SHORT), changes=changes)
     tensors = tensors_of(module, shape.dropped)
-    return tensors, suggest(tensors, recording)
+    return tensors, recording, suggest(tensors, recording)
 
 
 def check_found(tensors, suggestion, fields):
@@ -50,7 +50,7 @@ def check_found(tensors, suggestion, fields):
 
 @pytest.mark.parametrize("name", tiered(SHAPES, QUICK, SOME))
 def test_a_program_is_found_or_refused_by_its_place(name, tmp_path):
-    shape, (tensors, suggestion) = SHAPES[name], read(name)
+    shape, (tensors, _, suggestion) = SHAPES[name], read(name)
     if shape.refused is None:
         check_found(tensors, suggestion, shape.expected)
         masks = suggestion.layout.masks
@@ -70,7 +70,7 @@ def test_a_program_is_found_or_refused_by_its_place(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["far_window", "buckets"])
 def test_what_short_runs_cannot_tell_is_noted(name):
-    _, suggestion = read(name, SHORTER)
+    *_, suggestion = read(name, SHORTER)
     assert suggestion.fits
     assert suggestion.config.sliding_window is None
     assert "up to 7 source and 5 target tokens were seen" in " ".join(suggestion.notes)
@@ -82,8 +82,7 @@ def test_what_short_runs_cannot_tell_is_noted(name):
 
 def test_names_decide_nothing():
     """Each part of each name is another word; numbers, which count layers, stay."""
-    module = SHAPES["wrapped"].module()
-    recording, tensors = record(module), tensors_of(module)
+    tensors, recording, usual = read("wrapped")
     random, words = np.random.default_rng(0), {}
 
     def renamed(name):
@@ -91,7 +90,6 @@ def test_names_decide_nothing():
             words.setdefault(part, "".join(random.choice([*"abcdefghijk"], 9)))
         return re.sub(r"[^\W\d][a-z_]*", lambda found: words[found[0]], name)
 
-    usual = suggest(tensors, recording)
     runs = tuple(
         dataclasses.replace(
             run,

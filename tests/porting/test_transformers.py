@@ -1,7 +1,5 @@
 """The classes of transformers are found as from_huggingface converts them, however they are run."""
 
-import functools
-
 import pytest
 import torch
 
@@ -19,14 +17,16 @@ def call(model, src, tgt):
     )"""
 UNTOLD = {"dropout", "attention_dropout", "activation_dropout", "initialization"}
 UNTOLD |= {"embedding_dropout", "final_dropout", "dropout_placement", "bos_id", "eos_id"}
-LEFT = ("rows[row : row + 1, length - max(1, end * length // 4) :] = PAD",)
-LEFT = (*LEFT, "rows[row : row + 1, : max(1, end * length // 4)] = PAD")
+LEFT = (
+    "rows[row : row + 1, length - max(1, end * length // 4) :] = PAD",
+    "rows[row : row + 1, : max(1, end * length // 4)] = PAD",
+)
 INFERENCE = ("with torch.no_grad(), sdpa", "with torch.inference_mode(), sdpa")
 LABELLED = CALL.replace("decoder_input_ids=tgt", "labels=tgt")
 
 
-def check(model, call=CALL, changes=(), untold=UNTOLD, **expected):
-    """The config is that of from_huggingface but for `expected`, and the logits agree."""
+def check(model, call=CALL, changes=()):
+    """The config is that of from_huggingface, and the logits agree."""
     config, _ = from_huggingface(model)
     sizes = config.src_vocab_size, config.tgt_vocab_size
     recording = record(model, config.pad_id, sizes, call=call, changes=changes)
@@ -34,12 +34,9 @@ def check(model, call=CALL, changes=(), untold=UNTOLD, **expected):
     assert suggestion.fits, suggestion
     assert max(suggestion.errors.values()) < 1e-12
     right, found = (x.explicit() for x in (config, suggestion.config))
-    if suggestion.layout.buffers == () and config.positions != "learned":
-        untold = untold | {"max_length"}  # no table bounds it
-    right |= expected
-    assert {n: found[n] for n in right if n not in untold} == {
-        n: right[n] for n in right if n not in untold
-    }
+    unbounded = suggestion.layout.buffers == () and config.positions != "learned"  # by no table
+    told = right.keys() - UNTOLD - ({"max_length"} if unbounded else set())
+    assert {name: found[name] for name in told} == {name: right[name] for name in told}
     return suggestion
 
 
@@ -48,32 +45,21 @@ def test_a_family_is_found(family):
     check(foreign_model(family))
 
 
-def untouched(family, implementation="eager"):
-    """Return a model as transformers draws it: zeros in many places."""
-    kind = getattr(transformers, FAMILIES[family].architecture)
-    config = kind.config_class(**next(iter(CASES[family].shapes.values())))
-    torch.manual_seed(0)
-    config._attn_implementation = implementation
-    return kind(config).eval()
-
-
 @pytest.mark.parametrize("family", tiered(["marian", "t5"], [], ["t5"]))
 def test_a_model_as_it_was_initialised_is_found(family):
     """Rows of padding, biases and tables of distances are zeros."""
-    check(untouched(family, "sdpa" if family == "marian" else "eager"))
-
-
-RUNS = {
-    "padding on the left": functools.partial(check, changes=[LEFT]),
-    "inference_mode": functools.partial(check, changes=[INFERENCE]),
-}
+    kind = getattr(transformers, FAMILIES[family].architecture)
+    config = kind.config_class(**next(iter(CASES[family].shapes.values())))
+    torch.manual_seed(0)
+    config._attn_implementation = "sdpa" if family == "marian" else "eager"
+    check(kind(config).eval())
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("how", RUNS)
+@pytest.mark.parametrize("change", [LEFT, INFERENCE], ids=["padding left", "inference_mode"])
 @pytest.mark.parametrize("family", tiered(["bart", "t5"], [], ["t5"]))
-def test_a_family_is_found_however_it_is_run(family, how):
-    RUNS[how](foreign_model(family))
+def test_a_family_is_found_however_it_is_run(family, change):
+    check(foreign_model(family), changes=[change])
 
 
 @pytest.mark.parametrize("family", tiered(["bart", "t5"], [], ["t5"]))

@@ -23,15 +23,11 @@ PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
 class TrainerCheckpoint(NamedTuple):
-    """What a checkpoint and the files beside it hold.
-
-    Attributes:
-        source_tokens: The source token of each id; None where the vocabulary is not recorded.
-    """
+    """What a checkpoint and the files beside it hold."""
 
     tensors: dict[str, np.ndarray]
     settings: Settings
-    source_tokens: list[str] | None = None
+    source_tokens: list[str] | None = None  # of each id; None without a recorded vocabulary
     target_tokens: list[str] | None = None
 
     def shape(self, name: str, axes: int = 2) -> tuple[int, ...]:
@@ -46,24 +42,16 @@ class TrainerCheckpoint(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A program that trains models, and the layout of its name.
-
-    Attributes:
-        marks: Names in a checkpoint by which the program is known; some versions have others.
-        fields: Returns the fields of the config.
-        tokenizer: Returns the tokenizer of a model of this config; None where the vocabulary is
-            not recorded.
-        remedy: How to save a checkpoint again without objects of the program's own classes.
-        records_heads: Whether the checkpoint has the number of attention heads.
-    """
+    """A program that trains models, and the layout of its name."""
 
     name: str
-    marks: tuple[set[str], ...]
+    marks: tuple[set[str], ...]  # names in a checkpoint that tell the program, of each version
     read: Callable[[Checkpoint], TrainerCheckpoint]
-    fields: Callable[[TrainerCheckpoint], dict[str, Any]]
+    fields: Callable[[TrainerCheckpoint], dict[str, Any]]  # of the config
+    # None where the vocabulary is not recorded.
     tokenizer: Callable[[TrainerCheckpoint, TransformerConfig], Tokenizer | None]
-    remedy: str
-    records_heads: bool = True
+    remedy: str  # how to save a checkpoint again without objects of the program's own classes
+    records_heads: bool = True  # whether the checkpoint has the number of attention heads
 
     @functools.cached_property
     def layout(self) -> Layout:

@@ -49,9 +49,9 @@ def word_tokenizer(
     except ImportError as error:
         raise InputError("a vocabulary needs tokenizers; install jax-transformer[train]") from error
     settings: dict[str, Any] = {name: getattr(config, name) for name in SPECIAL}
-    settings |= {"unk_id": unk_id, "target_suffix": [config.eos_id]}
-    settings["source_suffix"] = list(source_suffix)
-    special_ids = sorted({settings[name] for name in SPECIAL})
+    special_ids = sorted({*settings.values()})
+    settings |= {"unk_id": unk_id, "source_suffix": list(source_suffix)}
+    settings["target_suffix"] = [config.eos_id]
     both = []
     for side, tokens in sides.items():
         files = {"tokenizer.json": _tokenizer_json(tokens, unk_id, special_ids, any_whitespace)}
