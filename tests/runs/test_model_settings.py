@@ -12,6 +12,7 @@ from jax_transformer import InputError, TransformerConfig
 from jax_transformer.commands.train import check_values, to_yaml
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.config import SPECIAL_IDS
+from jax_transformer.runs.initial_model import NO_MODEL
 from jax_transformer.runs.model_settings import VOCABULARY_SIZES, model_config
 from jax_transformer.tokenizers import train_byte_pair
 from tests.tiers import QUICK_PRESETS, tiered
@@ -102,7 +103,7 @@ def test_a_wrong_line_of_the_file_is_named(tmp_path, text, message):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").iterdir()), ids=lambda path: path.name)
 def test_the_recipes_are_settings(path):
     recipe = parsed(f"--config={path}")
-    check_values(recipe)
+    check_values(recipe, NO_MODEL)
     assert recipe.training.max_tokens >= 8192
 
 
