@@ -97,10 +97,12 @@ def run_python_of(pages, folder):
     return len(snippets)
 
 
+@pytest.mark.exhaustive
 def test_python_of_the_readme_runs(tmp_path):
     assert run_python_of([README], tmp_path) >= 2
 
 
+@pytest.mark.exhaustive
 def test_the_curves_of_a_killed_run_are_drawn(tmp_path):
     (tmp_path / "runs" / "0").mkdir(parents=True)
     (tmp_path / "runs" / "0" / "metrics.jsonl").write_text(

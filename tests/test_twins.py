@@ -10,7 +10,7 @@ from jax_transformer import convert
 from jax_transformer.convert.table import flatten
 from jax_transformer.model import layers, merged_attention, self_over_memory, ssru
 from tests.models import random_params, small_config
-from tests.tiers import MODELS
+from tests.tiers import MODELS, QUICK_MODELS, tiered
 
 PAIRS = {
     "layers": (layers, torch_reference.layers),
@@ -51,7 +51,7 @@ def test_classes_and_methods_are_the_same_in_the_same_order(ours, theirs):
     assert set(exceptions) <= set(methods(ours))
 
 
-@pytest.mark.parametrize("preset", MODELS)
+@pytest.mark.parametrize("preset", tiered(MODELS, QUICK_MODELS))
 def test_a_parameter_has_the_same_name_in_both(preset):
     """Through the reference layout, whose rows only rename the leaves."""
     config = small_config(preset)

@@ -17,7 +17,6 @@ from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import errors_naming
 from jax_transformer.storage.writing import check_path, exists_already, staged_file
-from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import Translation
@@ -112,7 +111,8 @@ def alignments(
 def _padded(rows: Sequence[Sequence[int]], config: TransformerConfig) -> Int[np.ndarray, "rows _"]:
     """Return ids as an array whose length is a power of two where the model takes that."""
     longest = max(map(len, rows))
-    return pad(rows, config.pad_id, max(longest, min(power_of_two(longest), config.max_length)))
+    length = max(longest, min(power_of_two(longest), config.max_length))
+    return np.array([[*ids, *[config.pad_id] * (length - len(ids))] for ids in rows])
 
 
 def draw(path: Path, alignments: Sequence[Alignment | None], overwrite: bool = False) -> None:

@@ -115,6 +115,7 @@ def test_a_thousand_lines_have_the_ids_of_the_merged_model(folders):
 QUERY = "encoder/layers_0/self_attention/query/kernel"
 
 
+@pytest.mark.exhaustive
 def test_commands_add_and_merge_the_adapter(folders, run):
     Path("lines").write_text("".join(f"{line}\n" for line in LINES))
     options = ("--input=lines", "--max-new-tokens=9")

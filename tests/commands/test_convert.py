@@ -43,6 +43,7 @@ def test_there_and_back_is_bit_equal_and_loads_strictly(weights, layout_file, ru
 BOTH = (*OF_FILE, "--config=config.json")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", [TORCH_NN, OF_FILE, BOTH], ids=["name", "file", "both"])
 def test_verify_agrees_block_by_block(weights, layout_file, run, layout):
     code, printed = run("verify", "weights.pt", *layout)

@@ -31,6 +31,7 @@ def test_known_names_are_recognised(run):
     assert "the names of the layout torch_nn: --layout torch_nn reads them\n" in printed
 
 
+@pytest.mark.exhaustive
 def test_with_a_recording_the_layout_is_that_of_the_program(recordings, run, tmp_path):
     weights, recorded = str(recordings / "letters.safetensors"), str(recordings / "letters.pt")
     options = ("--against", recorded, "--output", "mine.toml")
@@ -64,6 +65,7 @@ def test_a_model_outside_the_configs_writes_nothing(recordings, run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_has_an_entry_that_is_named_and_tensors_that_are_dropped(recordings, run):
     weights = files.read(recordings / "letters.safetensors")
     tensors = {f"module.{name}": torch.tensor(tensor) for name, tensor in weights.items()}

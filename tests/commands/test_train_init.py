@@ -46,6 +46,7 @@ def same_model(one, other):
     return equal and described[0] == described[1]
 
 
+@pytest.mark.exhaustive
 def test_a_run_from_an_own_model_goes_on_where_that_has_ended(base, capsys):
     # A learning rate that moves no parameter by a bit that counts.
     still = ["--schedule=constant", "--learning-rate=1e-30", "--steps=1", "--dropout=0.3"]

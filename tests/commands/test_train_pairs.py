@@ -18,6 +18,7 @@ SETTINGS |= {"num_decoder_layers": 1, "steps": 4, "warmup_steps": 2, "bucket_cou
 SETTINGS |= {"max_tokens": 60, "evaluation_interval": 4}
 
 
+@pytest.mark.exhaustive
 def test_a_run_on_pairs_is_that_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     translator = train(iter(PAIRS), "python", PAIRS, prepared="store", **SETTINGS)

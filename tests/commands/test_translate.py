@@ -64,6 +64,7 @@ def command(directory):
     return [sys.executable, "-m", "jax_transformer.commands.main", "translate", directory]
 
 
+@pytest.mark.exhaustive
 def test_a_program_translates_what_a_slow_pipe_has_brought(checkpoint, directory):
     program = subprocess.Popen(command(directory), **PIPES)
     texts = [best.text for best, *_ in translate(checkpoint, LINES)]
@@ -90,6 +91,7 @@ def test_a_line_that_is_refused_ends_the_program_while_the_pipe_is_open(director
     assert said.startswith("error: standard input:1:2: byte 0xff is not UTF-8")
 
 
+@pytest.mark.exhaustive
 def test_on_a_terminal_each_line_is_translated_when_it_is_entered(
     directory, checkpoint, monkeypatch, capfdbinary
 ):

@@ -75,6 +75,7 @@ def test_prefixes_are_stripped(recorded, verify):
     assert verify(tensors, CONFIG, "--strip-prefixes", "module.")[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_fault_of_both_sides_is_seen_only_beside_the_program(
     recorded, run, tmp_path, monkeypatch
 ):

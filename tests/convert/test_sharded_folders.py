@@ -46,6 +46,7 @@ def home(tmp_path_factory):
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_brings_shards_of_bfloat16_there_and_back(home, tmp_path, capsys):
     _, params = from_huggingface(home)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
@@ -115,6 +116,7 @@ def test_weights_of_another_split_are_refused_by_name(home, tmp_path):
         to_huggingface(params, config, tmp_path / "many", **options, max_shard_size=3000)
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_held_once(tmp_path, monkeypatch):
     """Beside it, there is room for its largest tensor; numpy counts what it allocates."""
     monkeypatch.setattr(arrays, "PIECE", 2**12)

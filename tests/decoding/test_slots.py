@@ -168,6 +168,7 @@ def test_a_source_that_fails_is_named_and_the_others_go_on():
     assert {member for member, failed_at in failed.items() if failed_at >= 0} == {4}
 
 
+@pytest.mark.exhaustive
 def test_a_search_runs_on_after_the_steps_that_an_integer_can_count(model):
     params, config = model
 

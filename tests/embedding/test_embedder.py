@@ -163,6 +163,7 @@ def test_a_vector_does_not_depend_on_other_texts(encoder):
     np.testing.assert_array_equal(embedder(LINES[::-1]), together[::-1])
 
 
+@pytest.mark.exhaustive
 def test_a_stream_reads_a_window_at_a_time(encoder, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 16)
     taken = []

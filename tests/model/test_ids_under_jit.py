@@ -122,6 +122,7 @@ def test_a_target_outside_leaves_no_parameter_that_looks_right(guarded):
             assert np.array_equal(new, old) if guarded else np.isnan(new).all()
 
 
+@pytest.mark.exhaustive
 def test_a_segment_below_1_is_hidden_as_0_is():
     keys, zeros = jnp.array([[1, 1, -1], [1, 1, -5]]), jnp.array([[1, 1, 0], [1, 1, 0]])
     for queries in (None, keys):

@@ -22,9 +22,10 @@ FLOATS = (
 )
 SHORTER = "[(7, 5)]"
 FAR = dict.fromkeys(("windows", "far_window", "buckets"), "[(17, 13), (150, 141)]")
-QUICK = ["fused_heads", "wrapped", "modern", "buffers", "one_norm_of_attentions", "far_window"]
+QUICK = ["fused_heads", "far_window"]
 # Of the rest CI runs those that are found or refused in a way of their own; the sweep has all.
-SOME = ["buckets", "one_attention", "rezero", "features"]
+SOME = ["wrapped", "modern", "buffers", "one_norm_of_attentions"]
+SOME += ["buckets", "one_attention", "rezero", "features"]
 SOME += ["fused_rows", "clones", "kernels", "sequence_first", "zeroed_rows", "einsum_kernels"]
 SOME += ["padded_inside", "log_softmax", "logit_cap", "score_cap", "rotary_pairs", "view_of_heads"]
 SOME += ["softmax_of_queries", "deep_residual", "wide_values", "side_by_side", "layer_memory"]
@@ -68,6 +69,7 @@ def test_a_program_is_found_or_refused_by_its_place(name, tmp_path):
     assert not module or re.search(rf" in (.*, )?{module}(,|$)", text), text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["far_window", "buckets"])
 def test_what_short_runs_cannot_tell_is_noted(name):
     *_, suggestion = read(name, SHORTER)
@@ -80,6 +82,7 @@ def test_what_short_runs_cannot_tell_is_noted(name):
         assert int(told[1]) <= 20 < 128 <= int(told[2])
 
 
+@pytest.mark.exhaustive
 def test_names_decide_nothing():
     """Each part of each name is another word; numbers, which count layers, stay."""
     tensors, recording, usual = read("wrapped")

@@ -79,6 +79,7 @@ def clones():
     return tensors, recording, suggestion, check_home(tensors, suggestion)
 
 
+@pytest.mark.exhaustive
 def test_a_program_agrees_with_what_was_found(clones):
     tensors, recording, found, params = clones
     result = verify_recording(params, found.config, found.layout, recording, tensors)

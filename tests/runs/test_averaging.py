@@ -43,6 +43,7 @@ def test_the_last_checkpoints_count(run):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), params, expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("options", "last"), [((), None), (("--last=2",), 2)])
 def test_the_command_line_writes_a_model(run, tmp_path, capsys, options, last):
     output = tmp_path / "mean"

@@ -213,6 +213,7 @@ def test_a_step_of_another_run_is_refused(settings, directory, tmp_path):
     assert average_run(directory)[-1] == (4, 8, 12)
 
 
+@pytest.mark.exhaustive
 def test_every_flipped_bit_of_a_description_is_found(directory):
     """Without the shapes of the arrays, which are most of it."""
     read = json.loads((directory / "8/run.json").read_text())

@@ -44,6 +44,7 @@ def test_sum_count_and_gradient_are_torchs(x64, label_smoothing):
     np.testing.assert_allclose(gradient, theirs.grad, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_derivatives_are_those_of_the_formula_forward_and_of_second_order(x64):
     logits, targets = example()
     tangent = np.random.default_rng(1).standard_normal(logits.shape)

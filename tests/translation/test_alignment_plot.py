@@ -48,6 +48,7 @@ def make_alignment(source_length, target_length):
     return Alignment(7, source, [f"t{index}" for index in range(target_length)], weights)
 
 
+@pytest.mark.exhaustive
 def test_a_notebook_draws_an_alignment_and_shows_a_result_as_a_table(model):
     result = Translator(model)("c<ab", alignments=True, beam_size=2, num_hypotheses=2)
     assert repr(result).startswith(f"TranslationResult({result.text!r}, score=")

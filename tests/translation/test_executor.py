@@ -61,6 +61,7 @@ def assert_same(found, expected):
         assert error(np.float32(one.score), np.float32(other.score)) <= ROUNDED
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options", tiered([{}, {"beam_size": 3, "num_hypotheses": 2}, {"seed": 5}], [{}])
 )
@@ -98,6 +99,7 @@ def test_threads_share_a_translator(model):
             assert repr(result.alignment) == repr(alone.alignment)
 
 
+@pytest.mark.exhaustive
 def test_pauses_come_at_any_time(model, lines):
     chosen = random.Random(8)
 

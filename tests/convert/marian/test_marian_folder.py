@@ -20,12 +20,12 @@ from jax_transformer.convert.huggingface import load_folder
 from jax_transformer.runs.model_settings import read_tokenizer
 from tests.convert.marian.published import PUBLISHED
 from tests.convert.marian.rebuild import Marian
-from tests.tiers import tiered_rows
+from tests.tiers import tiered, tiered_rows
 from tests.tokenizers.sentencepiece_models import text, train
 
 HERE = Path(__file__).parent
 TRAINED = ["self_attention", "ssru"]
-QUICK = ("opus_mt", "separate", "student_top", "rms", "no_projection")
+QUICK = ("opus_mt", "student_top")
 SOURCE, TARGET = [4, 5, 1, 8, 0], [5, 2, 2, 0]
 
 
@@ -40,7 +40,7 @@ def test_translations_and_scores_are_those_of_marian(name):
         np.testing.assert_allclose(scores, [score for *_, score in hypotheses], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", tiered(TRAINED, ["ssru"]))
 def test_both_frameworks_begin_with_a_zero_vector(name):
     config, params = from_huggingface(HERE / name)
     src, tgt = np.array([SOURCE]), np.array([[config.bos_id, *TARGET[:-1]]])
@@ -106,7 +106,7 @@ def folder_of(size, folder):
     return folder
 
 
-@pytest.mark.parametrize("kind", ["spm", "two_spm", "opus_mt"])
+@pytest.mark.parametrize("kind", tiered(["spm", "two_spm", "opus_mt"], ["opus_mt"]))
 def test_sentencepiece_vocabularies_are_read_and_written(kind, pieces, tmp_path):
     model = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
     folder, content = folder_of(model.get_piece_size(), tmp_path / "model"), pieces.read_bytes()
@@ -155,6 +155,7 @@ def test_the_file_of_the_weights_is_the_folder(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, of_file.params, of_folder.params)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_model_goes_home_with_the_search_of_its_folder(tmp_path):
     pairs = [("Ein Mann spielt .", "A man is in a black shirt .")] * 8
     home = HERE / "self_attention"
@@ -171,6 +172,7 @@ def test_a_trained_model_goes_home_with_the_search_of_its_folder(tmp_path):
     np.testing.assert_array_equal(table[:-1], again[:-1])  # the last row is that of padding
 
 
+@pytest.mark.exhaustive
 def test_targets_end_by_the_length_of_the_source():
     translator = jax_transformer.Translator(HERE / "self_attention")
     lines = ["Ein Mann", "Eine Frau sitzt auf einem Mann und"]

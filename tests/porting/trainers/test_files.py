@@ -122,6 +122,7 @@ def test_the_way_to_save_a_checkpoint_again_works(tmp_path, monkeypatch, program
     assert TRAINERS[name].config(read_trainer("plain.pt")[1]).d_model == 20
 
 
+@pytest.mark.exhaustive
 def test_bombs_and_claims_are_refused_quickly(tmp_path):
     path = tmp_path / "c.pt"
     archive(path, b"\x80\x02" + b"}" * 5_000_000 + b".")

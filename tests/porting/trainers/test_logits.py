@@ -35,6 +35,7 @@ def dtype(request):
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_computes_what_its_program_computes(case, dtype, tmp_path):
     trainer, settings = CASES[case]
