@@ -439,6 +439,7 @@ def vocabularies_that_disagree(folder):
 
 RWKV = json.dumps({"tokenizer_class": "RwkvTokenizerFast"})
 LSTRIP = {"5": {"content": "x", "lstrip": True}}
+HAS_LSTRIP = r"tokenizer_config\.json: the token 'x' has lstrip"
 NO_FILE = "cannot be read; a tokenizer file must be there"
 NO_MODEL = r"is not a sentencepiece model"
 SEVERAL = configure(separate_vocabs=True)
@@ -471,6 +472,7 @@ REFUSED = {
     ],
     "m2m100": [
         (configure(language_codes="x"), "language_codes='x' must be one of m2m100, wmt21"),
+        (configure(added_tokens_decoder=LSTRIP), HAS_LSTRIP),
     ],
     "bart without tokenizer.json": [
         (put("merges.txt", "#version: 0.2\na\n"), r"merges\.txt:2: 'a' is not a pair"),
@@ -493,7 +495,7 @@ REFUSED = {
             "'</s>' must have one id, but has 0 in vocab.json and 1 in target_vocab.json",
         ),
         (configure(sp_model_kwargs={"alpha": 0.1}), "sp_model_kwargs=.* is not supported"),
-        (configure(added_tokens_decoder=LSTRIP), "the token 'x' has lstrip"),
+        (configure(added_tokens_decoder=LSTRIP), HAS_LSTRIP),
         damaged("added_tokens_decoder", [1]),
         damaged("added_tokens_decoder", {"7": {"content": 3}}),
         damaged("extra_special_tokens", 1),

@@ -174,7 +174,7 @@ def added_settings(
     values: Mapping[str, Any],
     vocabulary: Mapping[str, int],
     known: Mapping[str, int],
-    path: Path,
+    folder: Path,
     by_flag: bool = False,
 ) -> dict[str, Any]:
     """Return the settings of the tokens that are added to a vocabulary.
@@ -183,7 +183,7 @@ def added_settings(
         values: The content of tokenizer_config.json.
         known: The ids of the special tokens that the class has; those of other special tokens that
             the vocabulary lacks follow its own.
-        path: The file, for error messages.
+        folder: That of the file, for error messages.
         by_flag: Whether a token with the flag "special" is special, and not only one that is listed
             among the special ones: as in the classes of the library tokenizers.
     """
@@ -193,8 +193,8 @@ def added_settings(
             continue
         if any(token.get(flag) for flag in ("lstrip", "rstrip", "single_word")):
             raise InputError(
-                f"{path}: the token {text!r:.60} has lstrip, rstrip or single_word, which are "
-                "not supported; remove them"
+                f"{folder / TOKENIZER_CONFIG}: the token {text!r:.60} has lstrip, rstrip or "
+                "single_word, which are not supported; remove them"
             )
         added[text] = ids[text] = int(token_id)
         special |= {text} if by_flag and token.get("special") else set()

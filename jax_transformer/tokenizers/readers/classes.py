@@ -224,7 +224,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
                 f"{target[0].get(token)} in {TARGET_VOCABULARY}"
             )
     settings |= {"class_name": "MarianTokenizer", "rule": "marian"}
-    settings |= added_settings(values, source, needed, path)
+    settings |= added_settings(values, source, needed, folder)
     if target and config is not None:
         settings["tgt_vocab_size"] = config.tgt_vocab_size
     return read_sentencepiece(contents, settings, str(folder))
@@ -264,7 +264,7 @@ def _read_mbart(
     settings = class_settings(path, vocabulary, config, codes=codes, rule=described.languages)
     fairseq = {token: i for i, token in enumerate(FAIRSEQ)}
     known = {**fairseq, **codes, **mask}
-    added = added_settings(values, vocabulary, known, path, by_flag=True)
+    added = added_settings(values, vocabulary, known, folder, by_flag=True)
     return read_sentencepiece(contents, settings | {"rule": "mbart"} | added, str(folder))
 
 
@@ -288,7 +288,7 @@ def _read_m2m100(
     special = {token for token in special_tokens(values).values() if token in vocabulary}
     known = {token: vocabulary[token] for token in sorted(special)}
     known |= {f"__{code}__": token_id for code, token_id in codes.items()}
-    added = added_settings(values, vocabulary, known, path)
+    added = added_settings(values, vocabulary, known, folder)
     return read_sentencepiece(contents, settings | {"rule": "m2m_100"} | added, str(folder))
 
 
