@@ -40,7 +40,9 @@ def main(
 
     def counted(*arguments: Any, **settings: Any) -> Any:
         state = arguments[2].state
-        rows, begun = len(state.ended), int(state.caches[0].position)
+        (cache,) = state.caches
+        rows, length = len(state.ended), cache.ancestors.shape[2]
+        begun = int(cache.position) % length  # the search counts modulo the ring where it goes on
         found = advance(*arguments, **settings)
         steps = int(found[0].state.caches[0].position) - begun
         done["rows"] = done.get("rows", 0) + rows * steps
