@@ -94,11 +94,14 @@ def in_slots(models, options, order, num_slots, rows, source_length=12, executio
 
 
 def search_all(slots, groups):
-    """Yield what ends; each group enters as soon as it has room."""
+    """Yield what ends; each group enters as soon as it has room, beside what runs."""
+    runs = []
     for group, following in pairwise([*groups, None]):
         slots.waiting = following.members if following else []
         yield from slots.advance(group)
         assert slots.num_free >= (len(slots.waiting) or slots.num_slots)
+        runs.append(slots.runs)
+    assert any(runs) or len(runs) == 1
 
 
 def assert_same(found, expected):
