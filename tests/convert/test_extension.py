@@ -311,4 +311,4 @@ def test_an_adapter_with_whole_tables_is_trained_and_is_what_peft_loads(name, ro
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run" / "adapter").eval()
-    assert logits_error(lora.attach(params, adapter), config, theirs) <= 1e-5
+    assert logits_error(lora.attach(params, adapter), config, theirs) <= bound("logits", "float32")
