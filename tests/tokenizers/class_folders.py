@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 
 from jax_transformer.tokenizers import describe, from_description
-from jax_transformer.tokenizers.readers.class_settings import EXTRA, M2M100_CODES
+from jax_transformer.tokenizers.readers.class_settings import EXTRA, FLAGS, M2M100_CODES
 from tests.tokenizers import sentencepiece_models
 from tests.tokenizers.sentencepiece_models import pieces, text, train
 
@@ -192,6 +192,47 @@ def write_gemma(folder, lines=None, **ends):
     ignored = {"add_bos_token": True, "add_eos_token": False}
     path.write_text(json.dumps(json.loads(path.read_text()) | ignored))
     return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def write_whisper(folder, files, languages=("en", "de"), timestamps=True, nothing="nospeech"):
+    """Write byte pairs, and behind them the special tokens and the timestamps of Whisper.
+
+    Without languages <|endoftext|> is in vocab.json, as in English folders. `files` are "older"
+    (with added_tokens.json), "published" (all that a folder may have) or "saved" by transformers.
+    """
+    byte_level(folder, [])
+    eos = "<|endoftext|>"
+    names = ["startoftranscript", *languages, "translate", "transcribe", "startoflm"]
+    special = [f"<|{name}|>" for name in (*names, "startofprev", nothing, "notimestamps")]
+    added = [*special, *(f"<|{i / 50:.2f}|>" for i in range(1501) if timestamps)]
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    if languages:
+        added = [eos, *added]
+    else:
+        vocabulary[eos] = len(vocabulary)
+    ids = {token: i for i, token in enumerate(added, len(vocabulary))}
+    named = {f"{key}_token": eos for key in ("bos", "eos", "pad", "unk")}
+    named["additional_special_tokens"] = [eos, *special]
+    values = {"tokenizer_class": "WhisperTokenizer", "clean_up_tokenization_spaces": True} | named
+    contents = {"vocab": vocabulary, "added_tokens": ids, "special_tokens_map": named}
+    contents |= {"tokenizer_config": values, "normalizer": {"colour": "color"}}
+
+    def write(name):
+        (folder / f"{name}.json").write_text(json.dumps(contents[name]))
+
+    for name in contents:
+        write(name)
+    if files == "published":
+        transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+        flags = dict.fromkeys(FLAGS, False)
+        decoder = {
+            str(i): {"content": token, **flags, "special": token in [eos, *special]}
+            for token, i in ({eos: vocabulary.get(eos)} | ids).items()
+        }
+        contents["tokenizer_config"] = values | {"added_tokens_decoder": decoder}
+        write("tokenizer_config")
+    saved = [path.name for path in folder.iterdir()]
+    return _saved(transformers.WhisperTokenizer, folder, saved, files == "saved")
 
 
 def add_tokens(folder, tokenizer, older):

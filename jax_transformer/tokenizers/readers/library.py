@@ -124,6 +124,13 @@ def _split_bytes(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[s
     library.decoder = decoders.ByteLevel()
 
 
+def _split_whisper(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
+    _split_bytes(library, _, options)
+    # Timestamps are no special tokens; decoding leaves them out, also where text spells one.
+    times = decoders.Replace(Regex(r"<\|\d+\.\d+\|>"), "")
+    library.decoder = decoders.Sequence([library.decoder, times])
+
+
 def _split_bert(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=options["tokenize_chinese_chars"],
@@ -138,6 +145,7 @@ SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, list[Any], Mapping[str, 
     "t5": _split_t5,
     **dict.fromkeys(("pegasus", "mbart_50"), _split_at_marks),
     "byte_level": _split_bytes,
+    "whisper": _split_whisper,
     "bert": _split_bert,
 }  # by the setting "rule"
 
