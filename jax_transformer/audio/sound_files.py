@@ -93,7 +93,7 @@ def open_sound(
         shape, dtype = source.shape, source.dtype.name
     fault = None
     if not isinstance(rate, int | np.integer) or rate not in RATES:
-        fault = f"rate={shorten(rate)} must be from {RATES[0]:,} to {RATES[-1]:,} Hz: resample it"
+        fault = f"rate={shorten(rate)} must be a whole number from {RATES[0]:,} to {RATES[-1]:,} Hz"
     elif dtype not in SCALES:
         fault = f"dtype {dtype} must be one of {', '.join(SCALES)}: convert the samples"
     elif len(shape) != 2 or not 1 <= shape[1] <= MOST_CHANNELS:

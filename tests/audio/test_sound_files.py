@@ -213,7 +213,7 @@ def test_hostile_headers_are_refused_before_memory_is_allocated(tmp_path):
         (22, "<H", 257, "must be [samples, channels], at most 256 channels"),
         (22, "<H", 65_535, "is no sound"),
         (22, "<H", 0, "is no sound"),
-        (24, "<I", 999, "rate=999 must be from 1,000 to 768,000 Hz: resample it"),
+        (24, "<I", 999, "rate=999 must be a whole number from 1,000 to 768,000 Hz"),
         (24, "<I", 2**31 - 1, "rate=2147483647 must be"),
         (24, "<I", 2**32 - 1, "is no sound"),
     ]:
@@ -245,8 +245,8 @@ WRONG = {
     "shape (2, 500) must be [samples, channels], at most 256": np.zeros((2, 500)),
     "shape () must be": np.float32(1),
     "no samples: leave it out": np.zeros(0),
-    "rate=999 must be from 1,000 to 768,000 Hz": (np.zeros(500), 999),
-    "rate=44100.5 must be": (np.zeros(500), 44_100.5),
+    "rate=999 must be a whole number from 1,000 to 768,000 Hz": (np.zeros(500), 999),
+    "rate=44100.0 must be a whole number": (np.zeros(500), 44_100.0),
     "rate=array([0., 0.]) must be": (44_100, np.zeros(2)),
 }
 
