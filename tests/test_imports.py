@@ -17,6 +17,7 @@ ROOMS = (
     ("config",),
     ("storage",),
     ("runtime",),
+    ("audio",),
     ("kernels",),
     ("model",),
     ("decoding", "text", "tokenizers"),
