@@ -71,6 +71,9 @@ def small_config(preset, **overrides):
         fields["d_kv"] = 6 if defaults.positions == "rotary" else 5
     if defaults.sliding_window is not None:  # texts are longer
         fields |= {"sliding_window": 3, "sliding_window_pattern": 2}
+    if defaults.source_features is not None:
+        fields |= {"source_features": 8, "encoder_max_length": 17, "pad_id": 0, "bos_id": 1}
+        fields |= {"src_vocab_size": 41, "eos_id": 2}
     if defaults.positions == "relative":  # distances in every kind of bucket
         fields |= {"relative_attention_num_buckets": 10, "relative_attention_max_distance": 9}
     return TransformerConfig.preset(preset, **(fields | overrides))
@@ -117,7 +120,10 @@ def shapes(config):
 
 
 def random_tokens(config, seed=0, dtype=np.float32):
-    """Return (src, tgt): ragged ids, one source row all padding; or vectors, where ids are none."""
+    """Return (src, tgt): ragged ids, one source row all padding; or vectors, where ids are none.
+
+    Of sound, an odd number of frames makes as many positions.
+    """
     random = np.random.default_rng(seed)
     same_length = config.decoder_attention == "self_over_memory"
     tokens = []
@@ -136,6 +142,8 @@ def random_tokens(config, seed=0, dtype=np.float32):
     if config.token_embeddings != "none":
         src[-1] = config.pad_id
         tgt[:, 0] = config.bos_id
+    if (width := config.source_features) is not None:
+        src = random.normal(size=(BATCH, 2 * SOURCE_LENGTH - 1, width)).astype(dtype)
     return src, tgt
 
 

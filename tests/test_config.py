@@ -301,8 +301,10 @@ def test_explicit_has_the_value_that_each_none_stands_for():
     nothing = {name for name, value in explicit.items() if value is None}
     assert nothing == {  # None is no other value of these
         "attention_softcap",
+        "encoder_max_length",
         "logit_softcap",
         "problem_type",
+        "source_features",
         "sliding_window",
         "sliding_window_pattern",
         "sliding_window_theta",

@@ -16,7 +16,7 @@ from tests.models import small_config
 PAGE = (Path(__file__).parents[1] / "docs" / "layouts.md").read_text("utf-8")
 # Every axis another length, so that a length has one name.
 LENGTHS = {"S": 37, "T": 41, "D": 42, "HK": 28, "GK": 14, "K": 7, "F": 53, "L": 29, "B": 10}
-LENGTHS |= {"H": 4, "HV": 44, "GV": 22, "N": 3}
+LENGTHS |= {"H": 4, "HV": 44, "GV": 22, "N": 3, "3M": 39, "3D": 126}
 SIZES = {"src_vocab_size": 37, "tgt_vocab_size": 41, "d_model": 42, "num_heads": 4, "d_kv": 7}
 SIZES |= {"num_kv_heads": 2, "d_v": 11}
 SIZES |= {"d_ff": 53, "max_length": 29, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -30,6 +30,7 @@ def all_shapes():
     configs = [
         TransformerConfig(**SIZES | {"src_vocab_size": 41}, token_embeddings="shared"),
         TransformerConfig(**SIZES, **fields, positions="learned"),
+        TransformerConfig(**SIZES, source_features=13),
     ]
     relative = {"positions": "relative", "relative_attention_num_buckets": 10}
     relative |= fields

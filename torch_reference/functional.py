@@ -14,6 +14,12 @@ from torch import Tensor
 from jax_transformer.config.transformer_config import NormKind
 
 
+def neighbours(x: Float[Tensor, "B L C"], stride: int) -> Float[Tensor, "B M 3*C"]:
+    """Return what a convolution of width 3 reads at each position, or at each `stride`-th."""
+    padded = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    return padded.unfold(1, 3, stride).flatten(2)
+
+
 def sinusoidal_positions(
     length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0, rounding: str = "none"
 ) -> Float[Tensor, "length d_model"]:

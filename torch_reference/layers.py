@@ -204,7 +204,7 @@ class MultiHeadAttention(nn.Module):
             return Linear(axis_length(config, inputs), axis_length(config, outputs), bias)
 
         self.query = linear("projected", "projected_heads", config.qkv_bias)
-        self.key = linear(memory, "projected_key_heads", config.qkv_bias)
+        self.key = linear(memory, "projected_key_heads", config.qkv_bias and config.key_bias)
         self.value = linear(memory, "projected_value_heads", config.qkv_bias)
         self.output = linear("heads", "d_model", config.attention_output_bias)
         if config.query_key_norm:

@@ -26,9 +26,9 @@ def source_mask(
 ) -> Bool[Tensor, "batch 1 1 source"] | None:
     """Return the default mask of a source batch: padding is hidden.
 
-    Vectors (`config.token_embeddings` is "none") have no pad id: the mask is None.
+    Vectors and sound have no pad id: the mask is None.
     """
-    if config.token_embeddings == "none":
+    if not config.reads_ids:
         return None
     return (src != config.pad_id)[:, None, None, :]
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jax_transformer.config import Stack, TransformerConfig
+from jax_transformer.config.lengths import axis_length
 from torch_reference import functional, masks
 from torch_reference.layers import (
     AttentionContext,
@@ -19,6 +20,7 @@ from torch_reference.layers import (
     Embedding,
     EncoderLayer,
     LayerCache,
+    Linear,
     Norm,
     OutputProjection,
     PositionEmbedding,
@@ -30,7 +32,7 @@ from torch_reference.merged_attention import MergedAttentionLayer
 from torch_reference.self_over_memory import SelfOverMemoryLayer
 from torch_reference.ssru import SSRULayer
 
-Source = Int[Tensor, "B S"] | Float[Tensor, "B S D"]
+Source = Int[Tensor, "B S"] | Float[Tensor, "B _ _"]
 Target = Int[Tensor, "B T"] | Float[Tensor, "B T D"]
 SourceMask = Bool[Tensor, "#B #H _ #S"]
 TargetMask = Bool[Tensor, "#B #H #T #T"]
@@ -180,6 +182,10 @@ class Transformer(nn.Module):
         self.config, of_encoder = config, config.stack("encoder")
         if config.token_embeddings == "shared":
             self.token_embedding = Embedding(config, config.src_vocab_size)
+        elif config.source_features is not None:
+            channels = (axis_length(of_encoder, f"{n}_by_width") for n in ("features", "d_model"))
+            first, second = (Linear(count, of_encoder.d_model, bias=True) for count in channels)
+            self.source_convolution_1, self.source_convolution_2 = first, second
         elif config.token_embeddings == "separate":
             self.source_embedding = Embedding(of_encoder, config.src_vocab_size)
         if config.positions == "learned":
@@ -261,12 +267,19 @@ class Transformer(nn.Module):
         return self.head(x.masked_fill(~is_end.any(dim=1, keepdim=True), torch.nan))
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Tensor, "B S D"]:
-        """Return the tokens' vectors [B, S, D], without positions."""
+        """Return the vectors [B, S, D] of tokens or of sound, without positions."""
+        if side == "source" and self.config.source_features is not None:
+            return self._convolve(tokens)
         table = self._table(side)
         x = tokens if table is None else table(tokens)
         if side == "target" and self.config.start_embedding == "zero":
             x = x.masked_fill((tokens == self.config.bos_id)[..., None], 0)
         return x
+
+    def _convolve(self, x: Float[Tensor, "B frames _"]) -> Float[Tensor, "B S D"]:
+        x = x.to(self.source_convolution_1.weight)
+        x = functional.activation(self.source_convolution_1(functional.neighbours(x, 1)), "gelu")
+        return functional.activation(self.source_convolution_2(functional.neighbours(x, 2)), "gelu")
 
     def project(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T V"]:
         """Return the logits of hidden states, or these where there is no output projection."""

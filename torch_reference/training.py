@@ -105,7 +105,9 @@ def train_step(
     model: Transformer,
     optimizer: torch.optim.AdamW,
     steps_made: int,
-    batch: tuple[Int[Tensor, "B L"], Int[Tensor, "B L"], Int[Tensor, "B L"]],
+    batch: tuple[
+        Int[Tensor, "B L"] | Float[Tensor, "B _ _"], Int[Tensor, "B L"], Int[Tensor, "B L"]
+    ],
     training_config: Any,
     teacher: Transformer | None = None,
     teacher_weight: float = 0.5,

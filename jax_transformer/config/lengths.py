@@ -41,6 +41,9 @@ LENGTHS: dict[str, Callable[[TransformerConfig], int] | Heads] = {
         lambda config: config.value_dim,
     ),
     "positions": lambda config: config.max_length + config.position_offset,
+    # A convolution of width 3 reads the elements of a channel side by side.
+    "features_by_width": lambda config: 3 * config.source_features,
+    "d_model_by_width": lambda config: 3 * config.d_model,
 }
 
 

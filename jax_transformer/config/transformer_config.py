@@ -43,7 +43,7 @@ Positive = Annotated[float, Meta(ge=2.0**-126, lt=2.0**128)]
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")  # fields
 
 # What the encoder may have for itself: each is a field, and one more behind "encoder_".
-ENCODER_SIZES = ("d_model", "num_heads", "num_kv_heads", "d_ff")
+ENCODER_SIZES = ("d_model", "num_heads", "num_kv_heads", "d_ff", "max_length")
 # The fields of a model that has no logits of tokens.
 WITHOUT_OUTPUT: dict[str, Any] = {
     "output_projection": "none",
@@ -77,18 +77,19 @@ REQUIRED: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
     ("decoder_norm_placement", "pre", {"dropout_placement": "sublayer"}),
     ("decoder_norm_placement", "sandwich", {"dropout_placement": "sublayer"}),
-    ("token_embeddings", "none", {"start_embedding": "token"}),
+    ("token_embeddings", "none", {"start_embedding": "token", "source_features": None}),
     ("output_projection", "none", {"output_bias": False, "output_scale": "none"}),
     ("num_decoder_layers", 0, ENCODER_ALONE),
     ("head", "none", WITHOUT_HEAD),
     ("head", "sequence", WITHOUT_OUTPUT),
     ("head", "token", {"num_decoder_layers": 0, "head_start": "bos"}),
     ("decoder_attention", "self_over_memory", {"norm_placement": "post", "memory_norm": False}),
-    ("decoder_attention", "self_over_memory", {"sliding_window": None}),
+    ("decoder_attention", "self_over_memory", {"sliding_window": None, "source_features": None}),
     ("decoder_attention", "merged", {"memory_norm": False}),
     ("decoder_attention", "ssru_then_cross", {"sliding_window": None}),
     ("sliding_window", None, {"sliding_window_pattern": None, "sliding_window_theta": None}),
     ("sliding_window", None, {"encoder_window": "each_side"}),
+    ("qkv_bias", False, {"key_bias": True}),
 )
 # A field with this value joins the widths of the encoder and the decoder.
 EQUAL_WIDTHS = (
@@ -111,6 +112,11 @@ class TransformerConfig:
     Attributes:
         src_vocab_size: Number of source token ids.
         tgt_vocab_size: Number of target token ids.
+        source_features: Width of the vectors of a source of sound, as the bands of its log-mel
+            spectrogram: `src` is then [batch, frames, source_features], all frames are attended,
+            and two convolutions of width 3, the second with stride 2, each with GELU, make a
+            position of the encoder of two frames (Radford et al. 2022, section 2.2). None means
+            that sources are token ids.
         d_model: Width of the residual stream; a multiple of `num_heads` unless `d_kv` is given.
         num_heads: Attention heads.
         d_kv: Width of a head's queries and keys (section 3.2.2); None is d_model // num_heads.
@@ -122,6 +128,7 @@ class TransformerConfig:
         encoder_num_heads: The same for `num_heads`.
         encoder_num_kv_heads: The same for `num_kv_heads`.
         encoder_d_ff: The same for `d_ff`.
+        encoder_max_length: The same for `max_length`, of sources of sound, behind the convolutions.
         num_encoder_layers: Layers of the encoder, at most 10,000.
         num_decoder_layers: Layers of the decoder, at most 10,000. 0 is an encoder alone, which has
             no parameters of the target side: only `encode` can be called.
@@ -190,6 +197,8 @@ class TransformerConfig:
         head_projection: "full" has (d_model, d_model) matrices for query, key and value;
             "shared" splits the heads first and multiplies each by the same (head_dim, head_dim).
         qkv_bias: Whether the query, key and value projections add a bias.
+        key_bias: Whether the key projection does, where the others do. Its gradient is 0: it adds
+            one number to all scores of a query, and the softmax does not change.
         attention_output_bias: Whether the attention's output projection adds a bias.
         feed_forward_bias: Whether the feed-forward projections add a bias.
         gated_feed_forward: Whether the inner projection is multiplied by the activation of a
@@ -242,6 +251,7 @@ class TransformerConfig:
 
     src_vocab_size: Size = 37_000
     tgt_vocab_size: Size = 37_000
+    source_features: Size | None = None
     d_model: Size = 512
     num_heads: Size = 8
     d_kv: Size | None = None
@@ -252,6 +262,7 @@ class TransformerConfig:
     encoder_num_heads: Size | None = None
     encoder_num_kv_heads: Size | None = None
     encoder_d_ff: Size | None = None
+    encoder_max_length: Size | None = None
     num_encoder_layers: Layers = 6
     num_decoder_layers: DecoderLayers = 6
     max_length: Size = 512
@@ -297,6 +308,7 @@ class TransformerConfig:
     query_key_norm: bool = False
     head_projection: Literal["full", "shared"] = "full"
     qkv_bias: bool = True
+    key_bias: bool = True
     attention_output_bias: bool = True
     feed_forward_bias: bool = True
     gated_feed_forward: bool = False
@@ -385,11 +397,12 @@ class TransformerConfig:
     def explicit(self) -> dict[str, Any]:
         """Return every field by name, where a field is None with the value that None stands for."""
         encoder = self.stack("encoder")
+        sizes = ENCODER_SIZES if self.source_features else ENCODER_SIZES[:-1]
         return self.to_dict() | {
             "d_kv": self.head_dim,
             "d_v": self.value_dim,
             "num_kv_heads": self.key_heads,
-            **{f"encoder_{size}": getattr(encoder, size) for size in ENCODER_SIZES},
+            **{f"encoder_{size}": getattr(encoder, size) for size in sizes},
             "encoder_num_kv_heads": encoder.key_heads,
             "decoder_norm_placement": self.norm_placement_of("decoder"),
             "decoder_final_norm": self.decoder_has_final_norm,
@@ -482,6 +495,15 @@ class TransformerConfig:
         """Return where the norms of a stack's sublayers stand."""
         own = self.decoder_norm_placement if stack == "decoder" else None
         return own or self.norm_placement
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether sources are token ids, and not vectors."""
+        return self.token_embeddings != "none" and self.source_features is None
+
+    def positions_of(self, frames: int) -> int:
+        """Return the encoder's positions of so many frames or ids of a source."""
+        return frames if self.source_features is None else (frames + 1) // 2
 
     @property
     def has_position_table(self) -> bool:
@@ -581,8 +603,12 @@ class TransformerConfig:
             yield f"labels={shorten(self.labels)} must name what the head scores, each once"
         if self.head == "sequence" and not self.num_decoder_layers:
             yield "head='sequence' reads the decoder's output, but num_decoder_layers=0"
-        if self.head == "sequence" and self.token_embeddings == "none":
-            yield "head='sequence' reads the last EOS of ids, but token_embeddings='none'"
+        if self.head == "sequence" and not self.reads_ids:
+            yield "head='sequence' reads the last EOS of ids, but sources are vectors"
+        if not self.source_features and self.encoder_max_length not in (None, self.max_length):
+            yield f"encoder_max_length={self.encoder_max_length} needs source_features"
+        if self.source_features and self.token_embeddings == "shared":
+            yield "token_embeddings='shared' needs sources of ids: set 'separate'"
         if self.problem_type == "single_label_classification" and self.num_labels == 1:
             yield "problem_type='single_label_classification' needs two labels or more"
         if self.token_embeddings == "none" and self.output_projection == "tied":

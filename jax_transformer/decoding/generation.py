@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, Integer
+from jaxtyping import Array, Float, Integer
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding.cache import check_slots
@@ -28,7 +29,7 @@ from jax_transformer.model.checks import (
     check_not_empty,
     check_params,
 )
-from jax_transformer.model.transformer import Params, SourceMask
+from jax_transformer.model.transformer import Params, Source, SourceMask
 
 
 class NonFiniteError(InputError):
@@ -51,7 +52,7 @@ class NonFiniteError(InputError):
 def generate(
     params: Params | Sequence[Params],
     config: TransformerConfig | Sequence[TransformerConfig],
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     generation: GenerationConfig | None = None,
     *,
     src_mask: SourceMask | None = None,
@@ -80,7 +81,7 @@ def generate(
         params: Parameters of a model, or those of each model of an ensemble, which chooses tokens
             by the mean of its models' log-probabilities.
         config: The config of the model, or of each model; an ensemble has one vocabulary.
-        src: Source ids [B, S].
+        src: Source ids [B, S], or sound [B, frames, `config.source_features`].
         generation: The options, which `GenerationConfig` describes; None is those of `options`
             alone. The result has L = P + `max_new_tokens` positions.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
@@ -117,14 +118,14 @@ def generate(
         options = dataclasses.replace(generation, **options)
     check_execution(execution, SearchExecution)
     models = _models(params, config)
-    ids = _check(models, options, src, src_mask, memory, prefix)
+    src = _check(models, options, src, src_mask, memory, prefix)
     params, configs = zip(*models, strict=True)
-    rules = make_rules(options, configs[0], ids, prefix, length_limits, key)
+    rules = make_rules(options, configs[0], src, prefix, length_limits, key)
     length = options.max_new_tokens + (0 if prefix is None else prefix.shape[1])
     hypotheses, failed_at = search(
         params,
         configs,
-        ids,
+        src,
         rules,
         target_length=length,
         beam_size=options.beam_size,
@@ -141,27 +142,28 @@ def generate(
 def _check(
     models: Sequence[tuple[Params, TransformerConfig]],
     options: GenerationConfig,
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     src_mask: SourceMask | None,
     memory: Float[Array | np.ndarray, "B S D"] | None,
     prefix: Integer[Array | np.ndarray, "_ P"] | None,
-) -> Int32[Array, "B S"]:
-    """Return the ids of the source as int32; refuse what does not fit the models."""
+) -> Source:
+    """Return the source, ids as int32; refuse what does not fit the models."""
     prefix_length = 0
     if prefix is not None:
         check_id_batch("prefix", prefix)
         prefix_length = prefix.shape[1]
     for params, config in models:
-        ids = source_ids(params, config, src, src_mask)
+        source = checked_source(params, config, src, src_mask)
         options.check_model(config, prefix_length)
     if memory is not None:
         if len(models) > 1:
             raise InputError("memory is that of one model; leave it out for an ensemble")
         check_slots(config, memory, src_mask, prefix_length + options.max_new_tokens)
-        if memory.shape[:2] != ids.shape:
-            wanted = f"[batch, length, d_model] as src, which is {[*ids.shape, config.d_model]}"
+        shape = len(src), config.positions_of(src.shape[1])
+        if memory.shape[:2] != shape:
+            wanted = f"[batch, length, d_model] as src, which is {[*shape, config.d_model]}"
             raise InputError(f"memory of shape {memory.shape} must be {wanted}")
-    return ids
+    return source
 
 
 def _models(
@@ -186,13 +188,13 @@ def _models(
     return list(zip(params, config, strict=True))
 
 
-def source_ids(
+def checked_source(
     params: Params,
     config: TransformerConfig,
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     src_mask: SourceMask | None,
-) -> Int32[Array, "B S"]:
-    """Return the ids of a source as int32; refuse a source or a model that makes no text."""
+) -> Source:
+    """Return a source, ids as int32; refuse a source or a model that makes no text."""
     check_config(config)
     check_generates(config)
     check_params(params, config)
@@ -200,5 +202,6 @@ def source_ids(
     check_not_empty("src", src)
     heads = {config.num_heads, config.stack("encoder").num_heads}
     heads = heads.pop() if len(heads) == 1 else 1
-    check_mask("src_mask", src_mask, (src.shape[0], heads, 1, src.shape[1]))
-    return functional.cast_ids(src, config.src_vocab_size)
+    length = config.positions_of(src.shape[1])
+    check_mask("src_mask", src_mask, (src.shape[0], heads, 1, length))
+    return functional.cast_ids(src, config.src_vocab_size) if config.reads_ids else jnp.asarray(src)

@@ -139,6 +139,9 @@ class GenerationConfig:
     def check_model(self, config: TransformerConfig, prefix_length: int = 0) -> None:
         """Refuse options that do not fit a model's vocabulary or position table."""
         check_generates(config)
+        for name in ("max_length_factor", "encoder_no_repeat_ngram_size"):
+            if not config.reads_ids and getattr(self, name) is not None:
+                raise InputError(f"{name}={getattr(self, name)} counts tokens of a source of sound")
         vocab_size, eos_count = config.tgt_vocab_size, len(self.eos_ids or (config.eos_id,))
         needed = (1 + eos_count) * self.beam_size
         if self.beam_size > 1 and needed > vocab_size:

@@ -25,6 +25,7 @@ from jax_transformer.decoding.sampling import Keys, check_sampling
 from jax_transformer.errors import InputError
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_ids, check_key, check_whole
+from jax_transformer.model.transformer import Source
 
 WILDCARD = -1  # fills shorter banned sequences on the left
 
@@ -80,7 +81,7 @@ class Rules:
 def make_rules(
     options: GenerationConfig,
     config: TransformerConfig,
-    src: Int32[Array | np.ndarray, "B S"],
+    src: Source,
     prefix: Integer[Array | np.ndarray, "_ P"] | None = None,
     length_limits: Integer[Array | np.ndarray, " _"] | None = None,
     key: Keys | None = None,
@@ -143,7 +144,7 @@ def within_factor(
     limits: Int32[Array | np.ndarray, " B"],
     options: GenerationConfig,
     config: TransformerConfig,
-    src: Int32[Array | np.ndarray, "B S"],
+    src: Source,
 ) -> Int32[Array | np.ndarray, " B"]:
     """Return limits of targets, each at most `max_length_factor` times the tokens of its source."""
     if (factor := options.max_length_factor) is None:

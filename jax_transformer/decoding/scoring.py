@@ -11,17 +11,17 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.decoding.generation import source_ids
+from jax_transformer.decoding.generation import checked_source
 from jax_transformer.model import functional
 from jax_transformer.model.checks import check_inputs, check_not_empty, check_rows
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
-from jax_transformer.model.transformer import Params, SourceMask, Transformer, apply
+from jax_transformer.model.transformer import Params, Source, SourceMask, Transformer, apply
 
 
 def score(
     params: Params,
     config: TransformerConfig,
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     tgt: Integer[Array | np.ndarray, "B T"],
     *,
     src_mask: SourceMask | None = None,
@@ -35,7 +35,7 @@ def score(
     Args:
         params: Parameters, a nested dict of arrays, as from `init_params`.
         config: The shape of the model.
-        src: Source ids [B, S].
+        src: Source ids [B, S], or sound [B, frames, `config.source_features`].
         tgt: Target ids [B, T] as `generate` returns them: without BOS, with EOS, then padding,
             which does not count.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
@@ -51,7 +51,7 @@ def score(
 def cross_attention_weights(
     params: Params,
     config: TransformerConfig,
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     tgt: Integer[Array | np.ndarray, "B T"],
     *,
     src_mask: SourceMask | None = None,
@@ -65,7 +65,7 @@ def cross_attention_weights(
     Args:
         params: Parameters, a nested dict of arrays, as from `init_params`.
         config: The shape of the model.
-        src: Source ids [B, S].
+        src: Source ids [B, S], or sound [B, frames, `config.source_features`].
         tgt: Target ids [B, T], as of `score`.
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
 
@@ -79,12 +79,12 @@ def cross_attention_weights(
 def _check(
     params: Params,
     config: TransformerConfig,
-    src: Integer[Array | np.ndarray, "B S"],
+    src: Source,
     tgt: Integer[Array | np.ndarray, "B T"],
     src_mask: SourceMask | None,
-) -> tuple[Int32[Array, "B S"], Int32[Array, "B T"]]:
-    """Refuse what cannot be scored; return the ids as int32."""
-    src = source_ids(params, config, src, src_mask)
+) -> tuple[Source, Int32[Array, "B T"]]:
+    """Refuse what cannot be scored; return ids as int32."""
+    src = checked_source(params, config, src, src_mask)
     check_inputs("tgt", tgt, config.tgt_vocab_size, None, config)
     check_not_empty("tgt", tgt)
     check_rows("tgt", tgt, src.shape[0], "src")
@@ -95,7 +95,7 @@ def _check(
 def _score(
     params: Params,
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Source,
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
 ) -> Float32[Array, " B"]:
@@ -110,11 +110,11 @@ def _score(
 def _weights(
     params: Params,
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Source,
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
 ) -> Float[Array, "B layers H T S"]:
-    source_length = src.shape[1]
+    source_length = config.positions_of(src.shape[1])
     attention = "self_attention" if config.decoder_attention == "merged" else "cross_attention"
     src, tgt_input, src_mask = _inputs(config, src, tgt, src_mask)
     _, captured = Transformer(config).apply(
@@ -137,10 +137,10 @@ def _weights(
 
 def _inputs(
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Source,
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
-) -> tuple[Int32[Array, "B _"], Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
+) -> tuple[Source, Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
     """Return the source, the decoder's input for the target, and the source mask."""
     bos = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
     tgt_input = jnp.concatenate([bos, tgt[:, :-1]], axis=1)

@@ -20,7 +20,7 @@ from jax_transformer.decoding.rules import Rules, length_divisor
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.kernels.panels import arrange_for_steps, hold_in_step
 from jax_transformer.model.self_over_memory import pad_source
-from jax_transformer.model.transformer import Params, SourceMask, bind
+from jax_transformer.model.transformer import Params, Source, SourceMask, bind
 
 NO_LIMIT = 2**31 - 1  # of the number of steps: a target ends at its own
 
@@ -29,7 +29,7 @@ NO_LIMIT = 2**31 - 1  # of the number of steps: a target ends at its own
 def search(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
-    src: Int32[Array, "B S"],
+    src: Source,
     rules: Rules,
     target_length: int,
     beam_size: int,
@@ -69,7 +69,7 @@ def search(
 def first_state(
     params: tuple[Params, ...],
     configs: tuple[TransformerConfig, ...],
-    src: Int32[Array, "B S"],
+    src: Source,
     rules: Rules,
     target_length: int,
     beam_size: int,

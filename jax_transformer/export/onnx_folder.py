@@ -40,6 +40,7 @@ EXPRESSIBLE: Mapping[str, tuple[Any, ...]] = {
     "decoder_attention": ("self_then_cross",),
     "token_embeddings": ("separate", "shared"),
     "output_projection": ("linear", "tied"),
+    "source_features": (None,),
 }
 
 Heads = Float[Tensor, "B H _ K"]

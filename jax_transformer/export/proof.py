@@ -11,6 +11,7 @@ from jaxtyping import Array, Int32
 from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import GenerationConfig, generate
 from jax_transformer.errors import InputError
+from jax_transformer.model.checks import check_text
 from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel
 
@@ -65,6 +66,7 @@ def float32(leaf: Array | np.ndarray) -> np.ndarray:
 def prove(model: TrainedModel, generation: GenerationConfig) -> Proof:
     """Return random sources of several lengths, and what `generate` makes of them."""
     config, tokenizer = model.config, model.tokenizer
+    check_text(config)
     prefix, suffix = tokenizer.affixes("source")
     special = {config.pad_id, config.bos_id, config.eos_id, tokenizer.unk_id}
     ordinary = [token_id for token_id in range(tokenizer.src_vocab_size) if token_id not in special]

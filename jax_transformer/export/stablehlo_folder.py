@@ -16,7 +16,7 @@ from jax_transformer.decoding.cache import Cache
 from jax_transformer.export.programs import export_programs, named
 from jax_transformer.export.proof import Proof, check_proof, prove
 from jax_transformer.export.readme import write_readme
-from jax_transformer.model.checks import check_generates
+from jax_transformer.model.checks import check_text
 from jax_transformer.model.self_over_memory import needs_equal_lengths
 from jax_transformer.model.transformer import encode
 from jax_transformer.storage import weights
@@ -43,7 +43,7 @@ def export_stablehlo(model: TrainedModel, folder: Path, beam_size: int | None = 
             it; the folder cannot be written; or a translation differs. Nothing is written.
     """
     config = model.config
-    check_generates(config)
+    check_text(config)
     own = model.generation_config()
     if beam_size is None:
         beam_size = own.beam_size if own.beam_size > 1 else BEAM_SIZE

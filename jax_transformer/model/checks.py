@@ -169,15 +169,20 @@ def check_length(name: str, length: int, max_length: int) -> None:
 
 def check_tokens(name: str, tokens: Any, config: TransformerConfig) -> None:
     """Refuse token ids that are not a batch, or vectors that are not a batch of the right width."""
-    if config.token_embeddings == "none":
-        check_floats(name, tokens)
-        if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
-            raise InputError(
-                f"{name} of shape {tokens.shape} must be vectors [batch, length, d_model="
-                f"{config.d_model}], because token_embeddings='none'"
-            )
-        return
-    check_id_batch(name, tokens)
+    if name == "src" and (width := config.source_features) is not None:
+        check_vectors(name, tokens, f"batch, frames, source_features={width}", "which are sound")
+    elif config.token_embeddings == "none":
+        axes = f"batch, length, d_model={config.d_model}"
+        check_vectors(name, tokens, axes, "because token_embeddings='none'")
+    else:
+        check_id_batch(name, tokens)
+
+
+def check_vectors(name: str, vectors: Any, axes: str, reason: str) -> None:
+    """Refuse what has not three axes, of which the last has the width that ends `axes`."""
+    check_floats(name, vectors)
+    if vectors.ndim != 3 or vectors.shape[2] != int(axes.rpartition("=")[2]):
+        raise InputError(f"{name} of shape {vectors.shape} must be vectors [{axes}], {reason}")
 
 
 def check_id_batch(name: str, ids: Any) -> None:
@@ -193,14 +198,16 @@ def check_inputs(
 ) -> None:
     """Refuse tokens or positions that the model cannot read; values where they are concrete."""
     check_tokens(name, tokens, config)
+    batch, length = tokens.shape[:2]
+    length = config.positions_of(length) if name == "src" else length
     if positions is not None:
         table = config.max_length if config.has_position_table else None
-        check_positions(f"{name}_positions", positions, tokens.shape[:2], table)
+        check_positions(f"{name}_positions", positions, (batch, length), table)
         if table is not None:  # `jit` or not, all of it is computed
             check_position_table(table, config.d_model)
     elif config.has_position_table:
-        check_length(name, tokens.shape[1], config.max_length)
-    if config.token_embeddings != "none" and not isinstance(tokens, jax.core.Tracer):
+        check_length(name, length, config.max_length)
+    if jnp.issubdtype(tokens.dtype, jnp.integer) and not isinstance(tokens, jax.core.Tracer):
         check_ids(name, np.asarray(tokens), vocab_size)
 
 
@@ -214,14 +221,14 @@ def check_source(
     """Refuse a source batch, its mask or its positions where the model cannot read them."""
     encoder = config.stack("encoder")
     check_inputs("src", src, config.src_vocab_size, positions, encoder)
-    batch, queries = src.shape[:2]
-    heads = encoder.num_heads
+    batch, length = len(src), config.positions_of(src.shape[1])
+    heads, queries = encoder.num_heads, length
     if tgt is not None:
         check_rows("tgt", tgt, batch, "src")
         # One mask serves the queries and the heads of the encoder and of the decoder.
         queries = queries if queries == tgt.shape[1] else 1
         heads = heads if heads == config.num_heads else 1
-    check_mask("src_mask", mask, (batch, heads, queries, src.shape[1]))
+    check_mask("src_mask", mask, (batch, heads, queries, length))
 
 
 def check_target(
@@ -246,13 +253,8 @@ def check_memory(
 ) -> None:
     """Refuse a memory that is not [batch, length, d_model], or its mask."""
     check_decoder(config)
-    check_floats("memory", memory)
-    width = config.stack("encoder").d_model
-    if memory.ndim != 3 or memory.shape[2] != width:
-        raise InputError(
-            f"memory of shape {memory.shape} must be vectors [batch, length, d_model={width}], as "
-            "encode returns them"
-        )
+    axes = f"batch, length, d_model={config.stack('encoder').d_model}"
+    check_vectors("memory", memory, axes, "as encode returns them")
     queries = 1
     if tgt is not None:
         check_rows("memory", memory, tgt.shape[0], "tgt")
@@ -326,6 +328,13 @@ def check_generates(config: TransformerConfig) -> None:
     for name in ("token_embeddings", "output_projection"):
         if getattr(config, name) == "none":
             raise InputError(f"{name}='none': a model needs them to turn text into text")
+
+
+def check_text(config: TransformerConfig) -> None:
+    """Refuse a model that does not turn text into text."""
+    check_generates(config)
+    if (width := config.source_features) is not None:
+        raise InputError(f"source_features={width}: the model reads sound, not text")
 
 
 def check_config(config: Any) -> None:

@@ -47,6 +47,17 @@ def cast_ids(ids: Integer[Array | np.ndarray, "*batch"], count: int) -> Int32[Ar
     return jnp.asarray(where((ids >= 0) & (ids < count), ids, count), jnp.int32)
 
 
+def neighbours(x: Float[Array, "B L C"], stride: int) -> Float[Array, "B M 3*C"]:
+    """Return what a convolution of width 3 reads at each position, or at each `stride`-th.
+
+    The three elements of a channel stand side by side, those before and after the sequence are 0:
+    a product with a kernel (3 C, outputs) is the convolution of torch.nn.Conv1d with padding 1.
+    """
+    padded, length = jnp.pad(x, ((0, 0), (1, 1), (0, 0))), x.shape[1]
+    parts = [padded[:, start : start + length : stride] for start in range(3)]
+    return jnp.stack(parts, axis=-1).reshape(*parts[0].shape[:2], -1)
+
+
 def sinusoidal_positions(
     length: int, d_model: int, kind: str = "sinusoidal", offset: int = 0, rounding: str = "none"
 ) -> Float[np.ndarray, "length d_model"]:

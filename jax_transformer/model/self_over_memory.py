@@ -121,16 +121,18 @@ def check_equal_lengths(config: TransformerConfig, target_length: int, source_le
 
 def pad_source(
     config: TransformerConfig,
-    src: Int32[Array, "B S"],
+    src: Int32[Array, "B S"] | Float[Array, "B _ _"],
     src_mask: Bool[Array | np.ndarray, "#B #H 1 #S"] | SegmentMask | None,
     target_length: int,
-) -> tuple[Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
+) -> tuple[Int32[Array, "B _"] | Float[Array, "B _ _"], Bool[Array, "#B #H 1 _"]]:
     """Return a source and its boolean mask, as long as the target where the layer needs that.
 
-    Without a mask, `config.pad_id` is hidden.
+    Without a mask, `config.pad_id` is hidden, and nothing of sound.
     """
-    src_mask = masks.source_mask(src, config) if src_mask is None else src_mask
-    src_mask = jnp.asarray(as_boolean_mask(src_mask, 1, src.shape[1]))
+    if src_mask is None:
+        src_mask = masks.source_mask(src, config) or SegmentMask(None)
+    length = config.positions_of(src.shape[1])
+    src_mask = jnp.asarray(as_boolean_mask(src_mask, 1, length))
     added = jax.core.max_dim(target_length - src.shape[1], 0)  # of a symbolic length too
     if not needs_equal_lengths(config) or added == 0:
         return src, src_mask

@@ -30,6 +30,7 @@ from jax_transformer.model.layers import (
     Dropout,
     Embedding,
     EncoderLayer,
+    Linear,
     Norm,
     OutputProjection,
     PositionEmbedding,
@@ -47,7 +48,7 @@ from jax_transformer.model.ssru import SSRULayer
 from jax_transformer.model.tree import Params, draw_params
 from jax_transformer.runtime.sharding import shard_rows
 
-Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B S D"]
+Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B _ _"]
 Target = Int[Array | np.ndarray, "B T"] | Float[Array | np.ndarray, "B T D"]
 SourceMask = Bool[Array | np.ndarray, "#B #H _ #S"] | SegmentMask
 TargetMask = Bool[Array | np.ndarray, "#B #H #T #T"] | SegmentMask
@@ -290,6 +291,9 @@ class Transformer(nn.Module):
         elif config.token_embeddings == "separate":
             self.source_embedding = Embedding(of_encoder)
             self.target_embedding = Embedding(config)
+        if config.source_features is not None:
+            self.source_convolution_1 = Linear(of_encoder, self.execution)
+            self.source_convolution_2 = Linear(of_encoder, self.execution)
         if config.positions == "learned":
             self.source_positions = PositionEmbedding(of_encoder)
             self.target_positions = PositionEmbedding(config)
@@ -317,7 +321,8 @@ class Transformer(nn.Module):
         """Return the memory [B, S, D]; see the function `encode`."""
         if src_mask is None:
             src_mask = masks.source_mask(src, self.config)
-        src_mask = self._readable(src_mask, src.shape[1], src.shape[1])
+        length = self.config.positions_of(src.shape[1])
+        src_mask = self._readable(src_mask, length, length)
         x = self._stack_input(src, "source", src_mask, src_positions)
         return self.encoder(x, src_mask)
 
@@ -392,12 +397,19 @@ class Transformer(nn.Module):
         return self.project(x), cache
 
     def embed(self, tokens: Source, side: Literal["source", "target"]) -> Float[Array, "B S D"]:
-        """Return the tokens' vectors [B, S, D], without positions."""
+        """Return the vectors [B, S, D] of tokens or of sound, without positions."""
+        if side == "source" and self.config.source_features is not None:
+            return shard_rows(self._convolve(jnp.asarray(tokens)))
         table, tokens = self._table(side), jnp.asarray(tokens)
         x = tokens if table is None else table(tokens)
         if side == "target" and self.config.start_embedding == "zero":
             x = jnp.where((tokens == self.config.bos_id)[..., None], 0, x)
         return shard_rows(x.astype(self.execution.compute_dtype or x.dtype))
+
+    def _convolve(self, x: Float[Array, "B frames _"]) -> Float[Array, "B S D"]:
+        x = x.astype(self.execution.compute_dtype or x.dtype)
+        x = functional.activation(self.source_convolution_1(functional.neighbours(x, 1)), "gelu")
+        return functional.activation(self.source_convolution_2(functional.neighbours(x, 2)), "gelu")
 
     def project(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of hidden states, or these where there is no output projection."""
@@ -452,9 +464,9 @@ class Transformer(nn.Module):
         Args:
             positions: Position of each vector, broadcastable to [B, L]; None is 0 to L - 1. A
                 position outside the table gives NaN.
-            length: Rows of the table; None is `config.max_length`, or L without `positions`.
+            length: Rows of the table; None is all of them, or L without `positions`.
         """
-        config = self.config
+        config = self.config.stack("encoder" if side == "source" else "decoder")
         if not config.has_position_table:
             return x
         if positions is None and is_symbolic_dim(x.shape[1]):  # of a length that is not known
@@ -503,7 +515,8 @@ def encode(
     Args:
         params: Parameters, a nested dict of arrays, as from `init_params`.
         config: The shape of the model.
-        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none"; sound
+            [B, frames, `config.source_features`], of which S positions are made.
         src_mask: True = attend, broadcastable to [B, heads, S, S]; None hides `config.pad_id`
             (nothing, where the sources are vectors).
         src_positions: Position of each token in its sentence [B, S]; None is 0 to S - 1. Under
@@ -587,7 +600,8 @@ def apply(
     Args:
         params: Parameters, a nested dict of arrays, as from `init_params`.
         config: The shape of the model.
-        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none".
+        src: Source ids [B, S]; vectors [B, S, D] where `config.token_embeddings` is "none"; sound
+            [B, frames, `config.source_features`], of which S positions are made.
         tgt: Target ids [B, T], BOS first; or vectors [B, T, D].
         src_mask: True = attend, broadcastable to [B, heads, 1, S]; None hides `config.pad_id`.
         tgt_mask: True = attend, broadcastable to [B, heads, T, T]; None hides later positions

@@ -43,6 +43,16 @@ Needs = dict[str, tuple[Any, ...]]  # fields, and the values of a config that ha
 ALWAYS: Needs = {}
 
 
+class AnyNumber(tuple):
+    """All values of a field but None; its element is an example for messages."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is not None
+
+
+OF_SOUND: Needs = {"source_features": AnyNumber((80,))}
+
+
 class Parameter(NamedTuple):
     """A parameter of some config, or that parameter of every layer of a stack.
 
@@ -167,7 +177,9 @@ def _attention(path: str, memory: str = "projected", needs: Needs = ALWAYS) -> I
         ("key", (memory, "projected_key_heads")),
         ("value", (memory, "projected_value_heads")),
     ):
-        yield from _linear(f"{path}/{name}", lengths, COLUMNS, "qkv_bias", name, needs)
+        kernel, bias = _linear(f"{path}/{name}", lengths, COLUMNS, "qkv_bias", name, needs)
+        more = {"key_bias": (True,)} if name == "key" else ALWAYS
+        yield from (kernel, bias._replace(needs=bias.needs | more))
     bias, role = "attention_output_bias", "attention_output"
     yield from _linear(f"{path}/output", ("heads", "d_model"), ROWS, bias, role, needs)
     for name in ("query_norm", "key_norm"):
@@ -226,12 +238,23 @@ def _stack(stack: str) -> Iterator[Parameter]:
     yield from _norm(f"{stack}/norm", needs={final: (True,)})
 
 
+def _convolutions() -> Iterator[Parameter]:
+    """Yield the parameters of the convolutions of sound, which have biases in every config."""
+    for number, channels in ((1, "features_by_width"), (2, "d_model_by_width")):
+        path, lengths = f"source_convolution_{number}", (channels, "d_model")
+        yield from _linear(path, lengths, COLUMNS, bias=None, needs=OF_SOUND)
+
+
 def _model() -> Iterator[Parameter]:
     size = ("tgt_vocab_size", "d_model")
     yield _table("token_embedding", size, {"token_embeddings": ("shared",)}, ROWS)
-    for side, vocabulary in (("source", "src_vocab_size"), ("target", "tgt_vocab_size")):
-        size = (vocabulary, "d_model")
-        yield _table(f"{side}_embedding", size, {"token_embeddings": ("separate",)}, ROWS)
+    yield from _convolutions()
+    for side, vocabulary, more in (
+        ("source", "src_vocab_size", {"source_features": (None,)}),
+        ("target", "tgt_vocab_size", ALWAYS),
+    ):
+        size, needs = (vocabulary, "d_model"), {"token_embeddings": ("separate",), **more}
+        yield _table(f"{side}_embedding", size, needs, ROWS)
         yield _table(f"{side}_positions", ("positions", "d_model"), {"positions": ("learned",)})
         yield from _norm(f"{side}_embedding_norm", needs={"embedding_norm": (True,)})
     for stack in STACKS:

@@ -20,7 +20,7 @@ from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.origin import read_origin as read_huggingface_origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_generates
+from jax_transformer.model.checks import check_text
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
@@ -113,7 +113,7 @@ def _resolved(model: Mapping[str, Any], by_tokenizer: Mapping[str, int]) -> Tran
                 f"out{remedy}"
             )
     config = TransformerConfig(**{**model, **decided})
-    check_generates(config)
+    check_text(config)
     return config
 
 

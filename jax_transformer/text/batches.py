@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Float, Int32, Int64, Integer
 
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.corpus import Corpus
@@ -25,14 +25,14 @@ class Batch(NamedTuple):
     1, 2, ... of source and of target; padding is segment 0.
 
     Attributes:
-        src: Source ids, then EOS [batch, length].
+        src: Source ids, then EOS [batch, length]; or sound [batch, frames, bands].
         tgt_in: BOS, then target ids [batch, length].
         tgt_out: Target ids, then EOS [batch, length].
         src_segments: Segment of each source token [batch, length]; None if it is not packed.
         tgt_segments: Segment of each target token [batch, length]; None if it is not packed.
     """
 
-    src: Int32[np.ndarray, "batch length"]
+    src: Int32[np.ndarray, "batch length"] | Float[np.ndarray, "batch frames bands"]
     tgt_in: Int32[np.ndarray, "batch length"]
     tgt_out: Int32[np.ndarray, "batch length"]
     src_segments: Int32[np.ndarray, "batch length"] | None = None

@@ -85,7 +85,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
     parameters / (fsdp * tensor). Rows are divided by data * fsdp; heads, inner features and the
     vocabulary by tensor. Buffers that XLA needs to exchange or cast arrays do not count.
     """
-    if config.token_embeddings == "none" or config.output_projection == "none":
+    if not config.reads_ids or config.output_projection == "none":
         raise InputError("a budget needs a model from token ids to logits; choose another preset")
     mesh = _abstract_mesh(workload.mesh)
     if config.d_model > WIDEST:

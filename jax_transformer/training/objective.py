@@ -204,6 +204,8 @@ def check_packs(config: TransformerConfig) -> None:
     for name, values in refused.items():
         if (value := getattr(config, name)) in values:
             raise InputError(f"{name}={value!r} cannot be trained packed; set batching='buckets'")
+    if config.source_features is not None:
+        raise InputError("sources of sound cannot be trained packed; set batching='buckets'")
 
 
 class BatchMasks(NamedTuple):

@@ -111,9 +111,11 @@ class TrainedModel(NamedTuple):
         return self._replace(config=config, tokenizer=tokenizer, generation=generation)
 
     def for_text(self, name: str) -> "TrainedModel":
-        """Return the model, which `name` calls; refuse one of ids alone."""
+        """Return the model, which `name` calls; refuse one of ids alone, or of sound."""
         if self.tokenizer is None:
             raise InputError(f"{name}: is a model of ids alone; save it with a tokenizer for text")
+        if self.config.source_features is not None:
+            raise InputError(f"{name}: reads sound, not text; use Transcriber")
         return self
 
     def generation_config(self, **options: Any) -> GenerationConfig:

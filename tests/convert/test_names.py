@@ -93,6 +93,8 @@ FIELDS = [
     ({"decoder_attention": "ssru_then_cross"}, f"{DECODER}/self_attention/query/kernel"),
     ({}, f"{DECODER}/recurrence/forget/bias"),
     ({}, "head/dense/bias"),
+    ({"key_bias": False}, f"{ENCODER}/self_attention/key/bias"),
+    ({}, "source_convolution_1/kernel"),
 ]
 
 

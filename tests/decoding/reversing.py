@@ -15,7 +15,7 @@ from tests.models import unchecked
 
 # One has no ids, and the decoders of the others do nothing in a search that another's does not:
 # learned positions as BART's, a relative bias as T5's, or one in each layer as UMT5's.
-LIKE_ANOTHER = {"torch_nn", "mbart", "m2m100", "blenderbot", "t5_v1_1", "mt5"}
+LIKE_ANOTHER = {"torch_nn", "mbart", "m2m100", "blenderbot", "t5_v1_1", "mt5", "whisper"}
 PRESETS = [name for name in TransformerConfig.presets() if name not in LIKE_ANOTHER]
 VOCABULARY, LONGEST = 16, 10
 MAX_NEW_TOKENS = LONGEST + 1  # with the end; rows that forget it are cut off

@@ -23,6 +23,7 @@ REFUSED = {
     "modern": "positions='rotary'",
     "t5gemma": "norm='zero_centered_rms_norm'",
     "t5gemma2": "decoder_attention='merged'",
+    "whisper": "source_features=80",
 }
 REFUSED_FIELDS = {
     "decoder_attention": "merged",
@@ -40,6 +41,7 @@ REFUSED_FIELDS = {
     "encoder_num_kv_heads": 1,
     "encoder_d_ff": 27,
     "d_v": 9,
+    "key_bias": False,
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 

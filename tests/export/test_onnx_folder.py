@@ -23,6 +23,7 @@ REFUSED = {
     "merged": "decoder_attention='merged'",
     "t5gemma2": "decoder_attention='merged'",
     "ssru": "decoder_attention='ssru_then_cross'",
+    "whisper": "source_features=80",
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 FEW = ("bart", "umt5", "one_final_norm", "tensor2tensor", "windows")  # of which CI exports

@@ -35,7 +35,7 @@ from tests.tiers import DISTINCT_PRESETS, tiered, tiered_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
-REFUSED = {"torch_nn": "token_embeddings='none'"}
+REFUSED = {"torch_nn": "token_embeddings='none'", "whisper": "source_features=80"}
 PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - REFUSED.keys())
 DISTINCT = [preset for preset in DISTINCT_PRESETS if preset not in REFUSED]
 FEW = ("shared_heads", "bart", "umt5")  # no two have the same positions, or the same decoder

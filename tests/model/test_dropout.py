@@ -60,7 +60,7 @@ DESCRIBED = {
     **dict.fromkeys(("pegasus", "bart"), (0.1, {*USUAL})),
     "m2m100": (0.1, {SOURCE, TARGET, *ATTENTION_WEIGHTS, *RESIDUALS}),
     **dict.fromkeys(("t5", "t5_v1_1", "mt5", "umt5"), (0.1, {*SITES})),
-    **dict.fromkeys(("t5gemma", "t5gemma2"), (0.0, set())),
+    **dict.fromkeys(("t5gemma", "t5gemma2", "whisper"), (0.0, set())),
 }
 
 

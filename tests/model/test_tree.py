@@ -41,7 +41,9 @@ def traced_shapes(config):
     """Return the shapes of what the modules ask for while Flax traces a forward pass."""
     vectors = config.token_embeddings == "none"
     tokens = jnp.zeros((1, 1, config.d_model)) if vectors else jnp.zeros((1, 1), int)
-    call = ("__call__", tokens, tokens) if config.head == "none" else ("classify", tokens)
+    sound = config.source_features and jnp.zeros((1, 2, config.source_features))
+    src = tokens if sound is None else sound
+    call = ("__call__", src, tokens) if config.head == "none" else ("classify", src)
     tree = jax.eval_shape(
         lambda key: Transformer(config).init(key, *call[1:], method=call[0]), jax.random.key(0)
     )["params"]
@@ -69,6 +71,7 @@ def random_configs(seed, count):
     words = {name: values for name, values in choices.items() if values and type(values[0]) is str}
     words |= {name: (True, False) for name, hint in hints.items() if hint is bool}
     words |= {"decoder_final_norm": (None, True, False), "d_kv": (None, 5), "position_offset": (0,)}
+    words |= {"source_features": (None, None, 5)}
     while count:
         fields = {name: choose.choice(values) for name, values in words.items()}
         if choose.random() < 0.5:

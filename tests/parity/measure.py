@@ -86,6 +86,8 @@ def random_batches(config: TransformerConfig, count: int) -> list[Batch]:
             src[row, random.integers(1, LENGTH) :] = config.pad_id
             tgt[row, random.integers(2, LENGTH) :] = config.pad_id
         src[-1], tgt[:, 0] = config.pad_id, config.bos_id
+        if (width := config.source_features) is not None:
+            src = random.normal(size=(BATCH, 2 * LENGTH, width)).astype(np.float32)
         batches.append(Batch(src, tgt[:, :-1], tgt[:, 1:]))
     return batches
 

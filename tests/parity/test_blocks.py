@@ -71,8 +71,26 @@ def run_positions(module, params, x, side):
     return module.apply({"params": params}, x, side, method="add_positions")
 
 
+@functools.partial(jax.jit, static_argnames="module")
+def run_convolutions(module, params, src):
+    return module.apply({"params": params}, src, "source", method="embed")
+
+
+def test_convolutions_of_sound(pair, ladder):
+    if pair.config.source_features is None:
+        assert "source_convolution_1" not in pair.params
+        return
+    ladder.check(
+        pair,
+        "convolutions",
+        lambda params, src: run_convolutions(model.Transformer(pair.config), params, src),
+        lambda module, src: module.embed(src, "source"),
+        pair.src,
+    )
+
+
 def test_embedding(pair, ladder):
-    if pair.config.token_embeddings == "none":
+    if not pair.config.reads_ids:
         assert "source_embedding" not in pair.params
         assert "token_embedding" not in pair.params
         return

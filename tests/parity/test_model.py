@@ -52,7 +52,8 @@ def check_logits(pair, ladder, options=None, masks=()):
 
 
 def test_logits_under_masks_of_the_caller(pair, ladder):
-    source_length, target_length = pair.src.shape[1], pair.tgt.shape[1]
+    source_length = pair.config.positions_of(pair.src.shape[1])
+    target_length = pair.tgt.shape[1]
     heads = pair.config.num_heads
     masks = (
         make_mask("padding", source_length, source_length, heads),

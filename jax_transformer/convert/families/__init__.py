@@ -6,19 +6,25 @@ and the tests look it up here. A program can add its own: `FAMILIES[family.model
 
 from collections.abc import Mapping
 
-from jax_transformer.convert.families import bart_lineage, gemma_lineage, marian, t5_lineage
+from jax_transformer.convert.families import (
+    bart_lineage,
+    gemma_lineage,
+    marian,
+    t5_lineage,
+    whisper,
+)
 from jax_transformer.convert.families.family import Family
 from jax_transformer.errors import InputError
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for lineage in (bart_lineage, t5_lineage, gemma_lineage, marian)
+    for lineage in (bart_lineage, t5_lineage, gemma_lineage, marian, whisper)
     for family in lineage.FAMILIES
 }
 _SOUND = (
     "audioflamingo3 glmasr granite_speech granite_speech_plus moss_transcribe_diarize "
     "musicflamingo nemo_speechlm omniasr qwen2_audio qwen3_asr speech_to_text speecht5 "
-    "vibevoice_asr voxtral voxtral_realtime whisper"
+    "vibevoice_asr voxtral voxtral_realtime"
 ).split()
 _SPARSE = "its attention is sparse; take facebook/bart-large-cnn, which attends to whole texts"
 _EXPERTS = (

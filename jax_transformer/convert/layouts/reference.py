@@ -27,6 +27,8 @@ LAYOUT = Layout(
         Row("{stack}.norm.bias", "{stack}/norm/bias"),
         Row("output_projection.weight", "output_projection/kernel", transpose),
         Row("output_projection.bias", "output_projection/bias"),
+        Row("source_convolution_{number}.weight", "source_convolution_{number}/kernel", transpose),
+        Row("source_convolution_{number}.bias", "source_convolution_{number}/bias"),
         Row("head.{projection}.weight", "head/{projection}/kernel", transpose),
         Row("head.{projection}.bias", "head/{projection}/bias"),
     ),
