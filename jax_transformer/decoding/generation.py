@@ -159,7 +159,7 @@ def _check(
         if len(models) > 1:
             raise InputError("memory is that of one model; leave it out for an ensemble")
         check_slots(config, memory, src_mask, prefix_length + options.max_new_tokens)
-        shape = len(src), config.positions_of(src.shape[1])
+        shape = src.shape[0], config.positions_of(src.shape[1])
         if memory.shape[:2] != shape:
             wanted = f"[batch, length, d_model] as src, which is {[*shape, config.d_model]}"
             raise InputError(f"memory of shape {memory.shape} must be {wanted}")

@@ -42,6 +42,8 @@ class Rules:
         limits: Largest number of tokens of each row's target, the prefix included [B].
         prefix: Tokens that each target begins with [B, P]; only the first `prefix_lengths` count.
         banned_sequences: One in each row, filled on the left with `WILDCARD`.
+        times: The first id that is a time, from which on all are, and the last of them that a
+            target may begin with; see `keep_times`.
         source: Source ids [B, S] for `encoder_no_repeat_ngram_size`. Padding is replaced by
             `tgt_vocab_size`, which equals no token.
     """
@@ -60,6 +62,7 @@ class Rules:
     repetition_penalty: Float[Array | np.ndarray, ""] | None = None
     banned_sequences: Int32[Array | np.ndarray, "sequences longest"] | None = None
     source: Int32[Array | np.ndarray, "B S"] | None = None
+    times: Int32[Array | np.ndarray, "2"] | None = None
     key: Keys | None = None
     temperature: Float[Array | np.ndarray, ""] | None = None
     top_p: Float[Array | np.ndarray, ""] | None = None
@@ -200,6 +203,8 @@ def apply_rules(
             first_free = jnp.maximum(first_free, 1)
         at_begin = step == first_free
         scores = _forbid(scores, at_begin[:, None, None] & rules.begin_suppressed)
+    if rules.times is not None:
+        scores = keep_times(scores, sequences, step, rules)
     if not rules.renormalize:
         return scores
     total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
@@ -253,6 +258,37 @@ def completes_sequence(
     recent = _recent(sequences, step, before.shape[1])[:, :, None]
     matches = jnp.all((recent == before) | (before == WILDCARD), axis=-1)
     return _mark(last[None, None], matches, vocab_size)
+
+
+def keep_times(
+    scores: Float[Array, "B N V"],
+    sequences: Int32[Array, "B N _"],
+    step: Int32[Array, " B"],
+    rules: Rules,
+) -> Float[Array, "B N V"]:
+    """Return scores with -inf where a time of Whisper may not stand (Radford et al. 2022).
+
+    A target begins with a time. Times come in pairs, the end of a segment and the start of the
+    next, except at the begin and before EOS, and never go back. A time is next where the times
+    together are likelier than each other token.
+    """
+    (first, last_begin), ids = rules.times, jnp.arange(scores.shape[-1])
+    count = (step - rules.prefix_lengths)[:, None]  # tokens behind the prefix [B, 1]
+    recent = _recent(sequences, step, 2)
+    ended = (recent[..., 1] >= first) & (count >= 1)
+    began = ended & ((recent[..., 0] >= first) | (count < 2))
+    place = jnp.arange(sequences.shape[-1])
+    own = (place > rules.prefix_lengths[:, None]) & (place <= step[:, None])  # [B, length]
+    lowest = jnp.max(jnp.where(own[:, None], sequences, first - 1), axis=-1)
+    lowest = jnp.maximum(lowest, first - 1) + ~(ended & ~began)
+    is_time, at_begin = ids >= first, (count == 0)[..., None]
+    scores = _forbid(scores, began[..., None] & is_time)
+    scores = _forbid(scores, (ended & ~began)[..., None] & (ids < rules.eos_ids[0]))
+    scores = _forbid(scores, is_time & (ids < lowest[..., None]))
+    scores = _forbid(scores, at_begin & (~is_time | (ids > last_begin)))
+    times, others = jnp.where(is_time, scores, -jnp.inf), jnp.where(is_time, -jnp.inf, scores)
+    likelier = jax.nn.logsumexp(times, axis=-1) > jnp.max(others, axis=-1)
+    return _forbid(scores, likelier[..., None] & ~is_time)
 
 
 def force(scores: Float[Array, "B N V"], forced: Int32[Array, " B"]) -> Float[Array, "B N V"]:

@@ -140,7 +140,7 @@ def _inputs(
     src: Source,
     tgt: Int32[Array, "B T"],
     src_mask: SourceMask | None,
-) -> tuple[Source, Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
+) -> tuple[Array, Int32[Array, "B _"], Bool[Array, "#B #H 1 _"]]:
     """Return the source, the decoder's input for the target, and the source mask."""
     bos = jnp.full((tgt.shape[0], 1), config.bos_id, tgt.dtype)
     tgt_input = jnp.concatenate([bos, tgt[:, :-1]], axis=1)

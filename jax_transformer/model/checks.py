@@ -221,7 +221,7 @@ def check_source(
     """Refuse a source batch, its mask or its positions where the model cannot read them."""
     encoder = config.stack("encoder")
     check_inputs("src", src, config.src_vocab_size, positions, encoder)
-    batch, length = len(src), config.positions_of(src.shape[1])
+    batch, length = src.shape[0], config.positions_of(src.shape[1])
     heads, queries = encoder.num_heads, length
     if tgt is not None:
         check_rows("tgt", tgt, batch, "src")

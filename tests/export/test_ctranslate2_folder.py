@@ -41,7 +41,6 @@ REFUSED_FIELDS = {
     "encoder_num_kv_heads": 1,
     "encoder_d_ff": 27,
     "d_v": 9,
-    "key_bias": False,
 }
 EXPRESSIBLE = sorted({*TransformerConfig.presets()} - REFUSED.keys())
 
