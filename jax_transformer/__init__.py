@@ -35,6 +35,7 @@ Models on disk, and errors:
     Translator               text to text: a trained model as a function of strings
     Embedder                 texts to vectors: an encoder, and what sentence-transformers adds
     Classifier               texts to labels: sequences, pairs, tokens, zero-shot
+    Transcriber              sounds to text: a Whisper model, with times and subtitles
     load, save               a trained model, of this library or of Hugging Face; its tokenizer
     convert                  (import jax_transformer.convert) weights from torch, and back
     adapters                 (import jax_transformer.adapters) LoRA, and folders of PEFT
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run `__getattr_
     from jax_transformer.training.classification import classification_loss as classification_loss
     from jax_transformer.training.objective import cross_entropy as cross_entropy
     from jax_transformer.training.step import make_train_step as make_train_step
+    from jax_transformer.transcription.transcriber import Transcriber as Transcriber
     from jax_transformer.translation.model_folder import load as load
     from jax_transformer.translation.model_folder import save as save
     from jax_transformer.translation.translator import Translator as Translator
@@ -98,6 +100,7 @@ _NAMES_IN = {
     "training.classification": "classification_loss",
     "training.objective": "cross_entropy",
     "training.step": "make_train_step",
+    "transcription.transcriber": "Transcriber",
     "translation.model_folder": "load save",
     "translation.translator": "Translator",
 }
@@ -122,5 +125,6 @@ def __dir__() -> list[str]:
     return sorted(
         names
         if find_spec("tokenizers")
-        else names - {"load", "save", "Translator", "Embedder", "Classifier", "train"}
+        else names
+        - {"load", "save", "Translator", "Embedder", "Classifier", "Transcriber", "train"}
     )

@@ -26,7 +26,7 @@ ROOMS = (
     ("training",),
     ("translation",),
     ("embedding", "evaluation"),
-    ("classification",),
+    ("classification", "transcription"),
     ("export", "runs"),
     ("parity",),
     ("porting",),

@@ -31,7 +31,7 @@ def mel_filters(bands: int) -> Float64[np.ndarray, "201 bands"]:
     is that of Slaney 1998, "Auditory Toolbox": logarithmic above 1,000 Hz, which is 15 mel.
 
     Raises:
-        InputError: If `bands` is no number from 1 to 128.
+        InputError: If `bands` is no number from 1 to 128; so do all functions here.
     """
     if bands not in range(1, MOST_BANDS + 1):
         raise InputError(f"bands={shorten(bands)} must be from 1 to {MOST_BANDS}: Whisper has 80")
@@ -52,9 +52,6 @@ def log_mel(
     Args:
         samples: The sound, [samples]; 160 of them give a frame. The sums are in float64.
         bands: Number of mel bands, 80 or 128.
-
-    Raises:
-        InputError: If the samples are no floats, or `bands` is no number from 1 to 128.
     """
     log_bands = np.concatenate([*_log_bands_of([samples], bands)])
     return _scaled(log_bands, log_bands.max()).astype(np.float32)
@@ -72,9 +69,6 @@ def log_mel_features(
     Args:
         samples: The sounds, [batch, samples]; each has its own maximum.
         bands: Number of mel bands, 80 or 128.
-
-    Raises:
-        InputError: If the samples are no floats, or `bands` is no number from 1 to 128.
     """
     _check_floats(samples)
     samples = jnp.pad(samples, ((0, 0), (0, max(0, REACH + 1 - samples.shape[1]))))
@@ -96,9 +90,6 @@ class LogMelStream:
 
     Attributes:
         num_frames: Number of frames of the sound.
-
-    Raises:
-        InputError: If `bands` is no number from 1 to 128.
     """
 
     def __init__(self, blocks: Callable[[], Blocks], bands: int, least: int = 0) -> None:

@@ -62,7 +62,8 @@ class Parser(argparse.ArgumentParser):
         help_text = f"{help_text}{shown}".replace("%", "%%")
         flags = [f"--{form.replace('_', '-')}" for form in (*short, name)]
         if name in self.positional:
-            self.add_argument(name, metavar=name.upper(), help=help_text)
+            several = "+" if _list_depth(declared) else None
+            self.add_argument(name, metavar=name.upper(), nargs=several, help=help_text)
         elif declared is bool:
             action = "store_true" if self.is_short else argparse.BooleanOptionalAction
             self.heading.add_argument(*flags, action=action, help=help_text)

@@ -22,6 +22,7 @@ COMMANDS = {
     "train": "train a model on parallel text, or on the embedded number words",
     "prepare": "encode the text of a training once, before the training",
     "translate": "translate the lines of a file or of standard input",
+    "transcribe": "write what is said in sound files: text or subtitles",
     "embed": "write one vector for each line of a file",
     "evaluate": "score translations: BLEU, chrF, exact match, MetricX",
     "average": "write the mean of a run's last checkpoints as a model",

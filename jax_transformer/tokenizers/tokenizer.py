@@ -331,13 +331,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | Integer[Array | np.ndarray, "length"]) -> str:
         """Return the text of a target [length], also after an EOS, without special tokens."""
-        row, id_of = [int(token_id) for token_id in ids], self.target.segmenter.token_id
-        is_whisper = self.settings.get("class_name") == "WhisperTokenizer"
-        if is_whisper and row[:1] == [id_of("<|startofprev|>")]:
-            # A prompt, the text before, is no part of the target.
-            start = id_of("<|startoftranscript|>")
-            row = row[row.index(start) :] if start in row else []
-        text = self.target.segmenter.decode(row)
+        text = self.target.segmenter.decode([int(token_id) for token_id in ids])
         if self.target.clean_up_spaces:  # as clean_up_tokenization_spaces of transformers
             for spaced in CLEANED:
                 text = text.replace(spaced, spaced.strip())

@@ -45,7 +45,7 @@ class Transcript(NamedTuple):
             f"{number.format(n)}{_clock(part.start, mark)} --> {_clock(part.end, mark)}\n"
             # A line of "-->" would be read as the next cue.
             f"{part.text.replace('-->', '->')}\n"
-            for n, part in enumerate(self.segments, start=1)
+            for n, part in enumerate((part for part in self.segments if part.text), start=1)
         ]
         return "\n".join(["WEBVTT\n"] * (form == "vtt") + cues)
 

@@ -1,25 +1,75 @@
 """`Transcriber`: sounds to text in one call, by a Whisper model (Radford et al. 2022)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Float32
+from msgspec import Meta
 
 from jax_transformer.audio.log_mel import HOP, SAMPLE_RATE, LogMelStream
 from jax_transformer.audio.sound_files import open_sound
+from jax_transformer.config.declared import check_fields, check_name, declarations
+from jax_transformer.convert.generation_config import GENERATION_FILE, read_generation_config
+from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
+from jax_transformer.decoding.rules import make_rules
+from jax_transformer.decoding.search import search
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.kernels.attention_backend import execution_on
+from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.runtime.sharding import make_mesh
+from jax_transformer.model.transformer import Params, bind
+from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.transcription.segments import Segment, Transcript, split_at_times
-from jax_transformer.transcription.windows import Options, Task, WindowModel
 from jax_transformer.translation import model_folder
-from jax_transformer.translation.model_folder import check_dtype
+from jax_transformer.translation.translate import place
 
-FRAME = HOP / SAMPLE_RATE  # seconds; a time is two
+FRAME = HOP / SAMPLE_RATE  # seconds; a time counts two
+NEEDED = ("transcribe", "translate", "startofprev", "notimestamps")  # tokens
+Temperatures = Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How sounds become text. What fails is decoded again (Radford et al. 2022, section 4.5).
+
+    Attributes:
+        language: Code of what is spoken, as "de"; None is what the start of each sound shows.
+        task: "translate" writes English.
+        timestamps: Whether a sound of one window has segments with times; a longer one always has.
+        prompt: Text before each window, as names and their spelling.
+        beam_size: Hypotheses of a search; None is the model's.
+        temperatures: Of each attempt at a window: 0 searches, others draw.
+        compression_ratio: An attempt fails whose text zlib makes smaller by more than this factor.
+        log_probability: An attempt fails whose tokens have a lower mean log-probability.
+        no_speech: Such a window is silent instead, where <|nospeech|> is likelier than this.
+        seed: Of what is drawn, which depends on it, the sound's number and the place in it.
+    """
+
+    language: str | None = None
+    task: Literal["transcribe", "translate"] = "transcribe"
+    timestamps: bool = False
+    prompt: str | None = None
+    beam_size: Count | None = None
+    temperatures: Temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    compression_ratio: float = 2.4
+    log_probability: float = -1.0
+    no_speech: float = 0.6
+    seed: Id = 0
+
+    def __post_init__(self) -> None:
+        """Check every option by itself."""
+        check_fields(self)
 
 
 @dataclass
@@ -49,6 +99,9 @@ class Transcriber:
         batch_size: Windows that are decoded together, each of another sound.
         mesh: The devices, from `make_mesh`; windows are distributed over the axes data and fsdp.
 
+    Attributes:
+        languages: The id of each code; none of a model of English alone.
+
     Raises:
         InputError: As `load`; or the model reads no sound, or its tokenizer is not Whisper's.
     """
@@ -61,16 +114,43 @@ class Transcriber:
         batch_size: int = 8,
         mesh: Mesh | None = None,
     ) -> None:
-        check_dtype(dtype)
+        model_folder.check_dtype(dtype)
         check_whole_number("batch_size", batch_size, least=1)
-        folder = local_folder(model)
+        folder, self.name, self._mesh = local_folder(model), str(model), mesh or make_mesh()
         read = model_folder.read(folder).with_dtype(dtype)
-        self.name = str(model)
-        self._windows = WindowModel(read, folder, batch_size, mesh or make_mesh())
+        config, tokenizer = read.config, read.tokenizer
+        if config.source_features is None or tokenizer is None:
+            raise InputError(f"{model}: reads no sound, or has no tokenizer; use Translator")
+        self._ids = {name: tokenizer.token_id(f"<|{name}|>") for name in NEEDED}
+        if absent := [name for name, token in self._ids.items() if token is None]:
+            raise InputError(f"{model}: its tokenizer lacks <|{absent[0]}|>")
+        values, first = _generation_values(folder), self._ids["notimestamps"] + 1
+        latest = first + values.get("max_initial_timestamp_index", config.tgt_vocab_size)
+        self._times = np.array([first, latest], np.int32)
+        codes = range(config.bos_id + 1, min(self._ids.values()))
+        codes = codes if values.get("is_multilingual", True) else ()
+        self.languages = {tokenizer.target.segmenter.token(code)[2:-2]: code for code in codes}
+        # Ids that no token has are banned: not those of times, which some folders do not name.
+        banned = [token for token in read.generation.get("banned_tokens", ()) if token < first]
+        self._model = place(
+            read._replace(generation={**read.generation, "banned_tokens": (*banned,)}), self._mesh
+        )
+        shards = row_shards(self._mesh)
+        self._rows = shards * -(-batch_size // shards)
+        self._frames = 2 * config.stack("encoder").max_length  # of a window
+        device, dtype = self._mesh.devices.flat[0], jax.tree.leaves(read.params)[0].dtype
+        self._execution = execution_on(device, dtype.name, config, SearchExecution)
+
+        def heard(params: Params, src: Array, tgt: Array) -> tuple[Array, Array]:
+            bound = bind(params, config, self._execution)
+            memory = bound.encode(src.astype(dtype))
+            return memory, jax.nn.softmax(bound.decode(tgt, memory)[:, 0].astype(jnp.float32))
+
+        self._heard = jax.jit(heard)
 
     def __repr__(self) -> str:
         """Return one line with the model's name and sizes."""
-        return f"Transcriber({self.name!r}: {self._windows.model!r})"
+        return f"Transcriber({self.name!r}: {self._model!r})"
 
     def __call__(self, sounds: Iterable[Any], **options: Any) -> list[Transcript]:
         """Return what each sound says, in order; arguments and errors as of `stream`."""
@@ -90,17 +170,17 @@ class Transcriber:
         Args:
             sounds: Files, arrays [samples] at 16,000 Hz, or pairs of an array and its rate in Hz.
             progress: Is called with the name of a sound, its seconds that are text, and all.
-            **options: Fields of `transcription.windows.Options`.
+            **options: Fields of `transcription.transcriber.Options`.
 
         Raises:
             InputError: An option is unknown, or does not fit the model.
         """
         if isinstance(sounds, str | Path | np.ndarray):
             raise InputError(f"sounds={shorten(sounds)} must be a list of sounds")
-        chosen = self._windows.checked(options)
+        chosen = self._checked(options)
         waiting, running, done, following = enumerate(sounds), [], {}, 0
         while True:
-            while len(running) < self._windows.rows and (new := next(waiting, None)) is not None:
+            while len(running) < self._rows and (new := next(waiting, None)) is not None:
                 opened = self._open(*new, chosen)
                 if isinstance(opened, Transcript):
                     done[new[0]] = opened
@@ -117,39 +197,173 @@ class Transcriber:
                 if progress is not None:
                     progress(one.name, FRAME * one.seek, FRAME * one.stream.num_frames)
                 if one.seek >= one.stream.num_frames:
-                    text = self._windows.model.tokenizer.decode(one.tokens).strip()
+                    text = self._model.tokenizer.decode(one.tokens).strip()
                     segments = tuple(one.segments)
                     done[one.number] = Transcript(one.name, text, segments, one.language)
                     running.remove(one)
 
+    def _checked(self, options: Mapping[str, Any]) -> Options:
+        for name, value in options.items():
+            check_name(name, value, declarations(Options))
+        chosen = Options(**options)
+        if chosen.language is not None and chosen.language not in self.languages:
+            known = ", ".join(self.languages) or "none, the model is of English alone"
+            raise InputError(f"language={chosen.language!r} must be one of {known}")
+        if chosen.task == "translate" and not self.languages:
+            raise InputError("task='translate' needs a model of several languages")
+        return chosen
+
     def _open(self, number: int, source: Any, options: Options) -> Listened | Transcript:
         name = str(source) if isinstance(source, str | Path) else f"sound {number + 1}"
-        bands, frames = self._windows.model.config.source_features, self._windows.frames
+        bands, least = self._model.config.source_features, self._frames * HOP
         try:
-            stream = LogMelStream(open_sound(source, name).blocks, bands, least=frames * HOP)
+            stream = LogMelStream(open_sound(source, name).blocks, bands, least)
         except InputError as error:
             return Transcript(name, "", (), fault=str(error))
-        timed = options.timestamps or stream.num_frames > frames
+        timed = options.timestamps or stream.num_frames > self._frames
         return Listened(number, name, stream, timed, options.language)
 
     def _advance(self, sounds: Sequence[Listened], options: Options) -> None:
-        """Add a window to the text of each sound."""
-        windows, tokenizer = self._windows, self._windows.model.tokenizer
-        shape = windows.rows, windows.frames, windows.model.config.source_features
-        features = np.zeros(shape, np.float32)
+        """Add a window to the text of each sound; all of them have times, or none."""
+        config, tokenizer = self._model.config, self._model.tokenizer
+        features = np.zeros((self._rows, self._frames, config.source_features), np.float32)
         for row, one in zip(features, sounds, strict=False):
-            found = one.stream.frames(one.seek, windows.frames)
+            found = one.stream.frames(one.seek, self._frames)
             row[: len(found)] = found
-        placed, languages, silence = windows.listen(features)
-        for one, language in zip(sounds, languages, strict=False):
-            one.language = one.language or language
-        tasks = [Task(one.language, one.timed, (one.number, one.seek)) for one in sounds]
-        decoded = windows.decode(placed, silence, tasks, options)
-        for one, (tokens, is_silent) in zip(sounds, decoded, strict=True):
-            frames, begin = min(windows.frames, one.stream.num_frames - one.seek), one.seek
-            parts, passed = split_at_times(tokens, windows.first_time, frames)
-            one.seek += frames if is_silent else passed
-            for low, high, ids in [] if is_silent else parts:
-                times = FRAME * (begin + 2 * low), FRAME * (begin + 2 * high)
-                one.segments.append(Segment(*times, tokenizer.decode(ids).strip(), tuple(ids)))
+        starts = np.full((self._rows, 1), config.bos_id, np.int32)
+        src, starts = jax.device_put((features, starts), row_sharding(self._mesh))
+        with jax.set_mesh(self._mesh):
+            memory, first = self._heard(self._model.params, src, starts)
+        first, codes = np.asarray(first), [*self.languages]
+        for one, row in zip(sounds, first, strict=False):
+            if codes and one.language is None:
+                one.language = codes[np.argmax(row[[*self.languages.values()]])]
+        silence = first[:, self._ids["notimestamps"] - 1]  # the probability of <|nospeech|>
+        windows = self._decode(src, memory, silence, sounds, options)
+        for one, tokens in zip(sounds, windows, strict=True):
+            begin, frames = one.seek, min(self._frames, one.stream.num_frames - one.seek)
+            parts, passed = [], frames
+            if tokens is not None:
+                parts, passed = split_at_times(tokens, int(self._times[0]), frames)
+            one.seek += passed or frames  # a pair of times 0 would pass nothing
+            for low, high, ids in parts:
+                start, end = FRAME * (begin + 2 * low), FRAME * (begin + 2 * high)
+                text = tokenizer.decode(ids).strip()
+                one.segments.append(Segment(start, end, text, tuple(ids)))
                 one.tokens += ids
+
+    def _decode(
+        self,
+        src: Float32[Array, "B frames bands"],
+        memory: Array,
+        silence: Float32[np.ndarray, " B"],
+        sounds: Sequence[Listened],
+        options: Options,
+    ) -> list[list[int] | None]:
+        """Return the ids of each window by the first attempt that did not fail; None is silent."""
+        windows: list[list[int] | None] = [None] * len(sounds)
+        left = [*range(len(sounds))]
+        for attempt in range(len(options.temperatures)):
+            rows, failed = self._search(src, memory, sounds, left, options, attempt), []
+            for index in left:
+                tokens, mean = rows[index]
+                content = self._model.tokenizer.decode(tokens).encode()
+                is_unlikely = mean < options.log_probability
+                repeats = len(content) / len(zlib.compress(content)) > options.compression_ratio
+                is_silent = is_unlikely and silence[index] > options.no_speech
+                windows[index] = None if is_silent else tokens
+                if (is_unlikely or repeats) and not is_silent:
+                    failed.append(index)
+            left = failed
+            if not left:
+                break
+        return windows
+
+    def _search(
+        self,
+        src: Float32[Array, "B frames bands"],
+        memory: Array,
+        sounds: Sequence[Listened],
+        left: Sequence[int],
+        options: Options,
+        attempt: int,
+    ) -> list[tuple[list[int], float]]:
+        """Return the ids of each row, and the mean of their log-probabilities, EOS counted."""
+        config, timed = self._model.config, sounds[0].timed
+        padded = [*sounds, *sounds[:1] * (self._rows - len(sounds))]
+        begins = np.array([self._begin(one, options) for one in padded], np.int32)
+        begin = begins.shape[1]
+        most = config.max_length - begin
+        if most < 1:
+            raise InputError(f"prompt={shorten(options.prompt)} leaves no room for text")
+        limits = np.where(np.isin(np.arange(self._rows), left), most, 1)  # others end at once
+        key = None
+        if options.temperatures[attempt] > 0:
+            places = [(one.number, one.seek, attempt) for one in padded]
+            key = jnp.stack([_key(options.seed, *place) for place in places])
+        generation = self._generation(options, attempt, int(begins[0, 0]), most, timed)
+        prefix = begins[:, 1:] if begin > 1 else None
+        rules = make_rules(generation, config, src, prefix, limits.astype(np.int32), key)
+        rules = rules.replace(times=self._times if timed else None)
+        with jax.set_mesh(self._mesh):
+            found, _ = search(
+                (self._model.params,),
+                (config,),
+                src,
+                rules,
+                target_length=config.max_length - 1,
+                beam_size=generation.beam_size,
+                execution=self._execution,
+                memory=memory,
+            )
+        rows = []
+        for ids, score, length in zip(*(np.asarray(x[:, 0]).tolist() for x in found), strict=True):
+            end = length - (ids[length - 1] == config.eos_id)
+            rows.append((ids[begin - 1 : end], score))
+        return rows
+
+    def _begin(self, one: Listened, options: Options) -> list[int]:
+        """Return the ids before the text of a window, a prompt of half of the positions at most."""
+        before = []
+        if options.prompt:
+            (ids,) = self._model.tokenizer.encode_target([f" {options.prompt.strip()}"])
+            ids = ids[:-1][1 - self._model.config.max_length // 2 :]
+            before = [self._ids["startofprev"], *ids]
+        said = [self.languages[one.language], self._ids[options.task]] if self.languages else []
+        times = [] if one.timed else [self._ids["notimestamps"]]
+        return [*before, self._model.config.bos_id, *said, *times]
+
+    def _generation(
+        self, options: Options, attempt: int, start: int, most: int, timed: bool
+    ) -> GenerationConfig:
+        """Return the options of a search whose scores are means."""
+        banned = self._model.generation["banned_tokens"] + (self._ids["notimestamps"],) * timed
+        usual = self._model.generation_config(
+            max_new_tokens=most,
+            start_token=start,
+            banned_tokens=banned,
+            num_hypotheses=1,
+            length_normalization="power",
+            length_penalty=1.0,
+        )
+        if (temperature := options.temperatures[attempt]) > 0:
+            usual = dataclasses.replace(usual, beam_size=1, temperature=temperature)
+        elif options.beam_size is not None:
+            usual = dataclasses.replace(usual, beam_size=options.beam_size)
+        # As the authors, of what the rules leave; a beam's choice would depend on it.
+        return dataclasses.replace(usual, renormalize=usual.beam_size == 1)
+
+
+def _key(seed: int, *numbers: int) -> Array:
+    key = jax.random.key(seed)
+    for number in numbers:
+        key = jax.random.fold_in(key, number)
+    return key
+
+
+def _generation_values(folder: Path) -> dict[str, Any]:
+    """Return the generation defaults of a folder, or of the one that its model comes from."""
+    if is_huggingface(folder):
+        return read_generation_config(folder)[0]
+    origin = model_folder.read_origin(folder)
+    return json.loads(origin.files.get(GENERATION_FILE, b"{}")) if origin else {}

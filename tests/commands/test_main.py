@@ -291,6 +291,7 @@ NAMING = {
     "average": (NOWHERE, "out"),
     "convert": (NOWHERE, "out.safetensors"),
     "embed": (NOWHERE, "--input=lines", "--output=out.npy"),
+    "transcribe": (NOWHERE, "lines"),
     "extend": (NOWHERE, "out"),
     "export": (NOWHERE, "out"),
     "verify": (NOWHERE,),
@@ -298,6 +299,9 @@ NAMING = {
     "suggest": (NOWHERE,),
     "budget": (f"--model={NOWHERE}",),
 }
+
+
+ASKS = ("translate", "transcribe", "embed", "export", "train", "prepare")
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -312,7 +316,7 @@ def test_who_translates_exports_or_trains_a_model_asks_the_hub(command, tmp_path
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     assert refused(command, *NAMING[command]).startswith("error: ")
-    assert bool(asked) == (command in ("translate", "embed", "export", "train", "prepare"))
+    assert bool(asked) == (command in ASKS)
 
 
 LONG = "x" * 250  # a name that the disk can hold; those of half-written files are longer

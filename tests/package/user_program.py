@@ -21,6 +21,7 @@ from jax_transformer import (
     Hypotheses,
     InputError,
     SearchExecution,
+    Transcriber,
     TransformerConfig,
     Translator,
     apply,
@@ -103,6 +104,9 @@ assert_type(classifier.zero_shot(["a"], ["sport"])[0].label, str)
 assert_type(classify(params, config.with_head("token", labels=["a", "b"]), src), jax.Array)
 assert_type(classification_loss(logits, tgt, config)[0], jax.Array)
 Classifier("classifier", labels=["a"])  # type: ignore[call-arg]
+(heard,) = Transcriber("whisper", batch_size=2)(["a.wav"], language="de")
+assert_type(heard.segments[0].start, float)
+Transcriber("whisper", language="de")  # type: ignore[call-arg]
 translator = Translator("runs/0")
 assert_type(translator("a line"), TranslationResult)
 assert_type(translator(["a line"]), Iterator[TranslationResult])

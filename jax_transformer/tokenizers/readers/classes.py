@@ -112,6 +112,8 @@ def _read(
     settings["special_tokens"] = special_tokens(values, usual)
     # transformers 5 cleans no byte pairs up, whatever the file says.
     settings["clean_up_spaces"] &= not isinstance(library.model, models.BPE)
+    if described.split == "whisper" and settings["pad_id"] == settings["eos_id"]:
+        settings["pad_id"] = config.pad_id  # see `whisper.padding_beside`
     if described.bare_targets:
         settings["target_prefix"] = []
     segmenter = LibrarySegmenter(library)
@@ -204,22 +206,6 @@ def _read_nllb(
     is_legacy = read_tokenizer_config(folder).get("legacy_behaviour")
     languages = LanguageRule("after" if is_legacy else "before", "eng_Latn")
     return _read(folder, config, files, described._replace(languages=languages))
-
-
-def _read_whisper(
-    folder: Path, config: TransformerConfig, files: Format, described: TokenizerClass
-) -> Tokenizer:
-    """Return the tokenizer of Whisper; where the file pads by EOS, padding is that of the config.
-
-    Only targets in a batch are padded, and loss and attention leave padding out: any id that no
-    target has will do, such as that of <|startoflm|>, or of <|startoftranscript|> where it is BOS
-    and no prompt comes before it.
-    """
-    tokenizer = _read(folder, config, files, described)
-    if tokenizer.pad_id != tokenizer.eos_id:
-        return tokenizer
-    settings = {**tokenizer.settings, "pad_id": config.pad_id}
-    return dataclasses.replace(tokenizer, pad_id=config.pad_id, settings=settings)
 
 
 # Classes of sentencepiece.
@@ -375,7 +361,6 @@ CLASSES = {
     # Whisper: EOS after the text. The tokens of language and task before it are left to who trains.
     "WhisperTokenizer": TokenizerClass(
         formats=(_JSON, _BYTE_LEVEL),
-        reader=_read_whisper,
         takes_others=False,
         split="whisper",
         options={"add_prefix_space": False},
