@@ -32,6 +32,7 @@ from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.transcription.segments import Segment, Transcript, split_at_times
 from jax_transformer.translation import model_folder
+from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
 FRAME = HOP / SAMPLE_RATE  # seconds; a time counts two
@@ -226,11 +227,13 @@ class Transcriber:
     def _advance(self, sounds: Sequence[Listened], options: Options) -> None:
         """Add a window to the text of each sound; all of them have times, or none."""
         config, tokenizer = self._model.config, self._model.tokenizer
-        features = np.zeros((self._rows, self._frames, config.source_features), np.float32)
+        shards = row_shards(self._mesh)  # each with as many rows: few numbers are compiled
+        rows = min(self._rows, shards * power_of_two(-(-len(sounds) // shards)))
+        features = np.zeros((rows, self._frames, config.source_features), np.float32)
         for row, one in zip(features, sounds, strict=False):
             found = one.stream.frames(one.seek, self._frames)
             row[: len(found)] = found
-        starts = np.full((self._rows, 1), config.bos_id, np.int32)
+        starts = np.full((rows, 1), config.bos_id, np.int32)
         src, starts = jax.device_put((features, starts), row_sharding(self._mesh))
         with jax.set_mesh(self._mesh):
             memory, first = self._heard(self._model.params, src, starts)
@@ -290,13 +293,13 @@ class Transcriber:
     ) -> list[tuple[list[int], float]]:
         """Return the ids of each row, and the mean of their log-probabilities, EOS counted."""
         config, timed = self._model.config, sounds[0].timed
-        padded = [*sounds, *sounds[:1] * (self._rows - len(sounds))]
+        padded = [*sounds, *sounds[:1] * (len(src) - len(sounds))]
         begins = np.array([self._begin(one, options) for one in padded], np.int32)
         begin = begins.shape[1]
         most = config.max_length - begin
         if most < 1:
             raise InputError(f"prompt={shorten(options.prompt)} leaves no room for text")
-        limits = np.where(np.isin(np.arange(self._rows), left), most, 1)  # others end at once
+        limits = np.where(np.isin(np.arange(len(src)), left), most, 1)  # others end at once
         key = None
         if options.temperatures[attempt] > 0:
             places = [(one.number, one.seek, attempt) for one in padded]
