@@ -20,6 +20,7 @@ from jax_transformer.audio.sound_files import open_sound
 from jax_transformer.config.declared import check_fields, check_name, declarations
 from jax_transformer.convert.generation_config import GENERATION_FILE, read_generation_config
 from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
 from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.search import search
@@ -35,6 +36,7 @@ from jax_transformer.translation import model_folder
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
+ENGLISH = 51_864  # tokens of the models of English alone
 FRAME = HOP / SAMPLE_RATE  # seconds; a time counts two
 NEEDED = ("transcribe", "translate", "startofprev", "notimestamps")  # tokens
 Temperatures = Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(min_length=1)]
@@ -129,7 +131,7 @@ class Transcriber:
         latest = first + values.get("max_initial_timestamp_index", config.tgt_vocab_size)
         self._times = np.array([first, latest], np.int32)
         codes = range(config.bos_id + 1, min(self._ids.values()))
-        codes = codes if values.get("is_multilingual", True) else ()
+        codes = codes if values.get("is_multilingual", config.tgt_vocab_size != ENGLISH) else ()
         self.languages = {tokenizer.target.segmenter.token(code)[2:-2]: code for code in codes}
         # Ids that no token has are banned: not those of times, which some folders do not name.
         banned = [token for token in read.generation.get("banned_tokens", ()) if token < first]
@@ -175,6 +177,7 @@ class Transcriber:
 
         Raises:
             InputError: An option is unknown, or does not fit the model.
+            NonFiniteError: The model computes NaN.
         """
         if isinstance(sounds, str | Path | np.ndarray):
             raise InputError(f"sounds={shorten(sounds)} must be a list of sounds")
@@ -309,7 +312,7 @@ class Transcriber:
         rules = make_rules(generation, config, src, prefix, limits.astype(np.int32), key)
         rules = rules.replace(times=self._times if timed else None)
         with jax.set_mesh(self._mesh):
-            found, _ = search(
+            found, failed_at = search(
                 (self._model.params,),
                 (config,),
                 src,
@@ -319,6 +322,9 @@ class Transcriber:
                 execution=self._execution,
                 memory=memory,
             )
+        if (failed := np.flatnonzero(np.asarray(failed_at) >= 0)).size:
+            row = int(failed[0])
+            raise NonFiniteError(padded[row].name, row, int(failed_at[row]))
         rows = []
         for ids, score, length in zip(*(np.asarray(x[:, 0]).tolist() for x in found), strict=True):
             end = length - (ids[length - 1] == config.eos_id)
@@ -369,4 +375,5 @@ def _generation_values(folder: Path) -> dict[str, Any]:
     if is_huggingface(folder):
         return read_generation_config(folder)[0]
     origin = model_folder.read_origin(folder)
-    return json.loads(origin.files.get(GENERATION_FILE, b"{}")) if origin else {}
+    usual = b'{"max_initial_timestamp_index": 50}'  # of the authors
+    return json.loads(origin.files.get(GENERATION_FILE, usual) if origin else usual)

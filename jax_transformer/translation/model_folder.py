@@ -104,7 +104,8 @@ class TrainedModel(NamedTuple):
         Args:
             name: What the model is called in error messages.
         """
-        if self.tokenizer is None and (source_lang, target_lang) == (None, None):
+        is_of_text = self.tokenizer is not None and self.config.source_features is None
+        if not is_of_text and (source_lang, target_lang) == (None, None):
             return self
         tokenizer = self.for_text(name).tokenizer.with_languages(source_lang, target_lang, name)
         config, generation = generating(self.config, self.generation, tokenizer, name)
