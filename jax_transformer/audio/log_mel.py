@@ -1,4 +1,4 @@
-"""Log-mel features of sounds (Radford et al. 2023, "Whisper", section 2.2), in numpy and in JAX.
+"""Log-mel features of sounds (Radford et al. 2022, section 2.2), in numpy and in JAX.
 
 Samples are mono, at 16,000 Hz, from -1 to 1. A frame begins each 10 ms and sees 25 ms. A sound of
 fewer than 201 samples, which its ends need, is continued with zeros.
