@@ -206,28 +206,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_NO_INNER_DROPOUT,
         **_ids(pad=0, bos=1, eos=2),
     },
-    # Whisper (Radford et al. 2022), as whisper-tiny. The encoder's sinusoids are a table of the
-    # file, which transformers does not train; see `--freeze`.
-    "whisper": {
-        **_vocabulary(51_865),
-        "source_features": 80,
-        "d_model": 384,
-        "num_heads": 6,
-        "d_ff": 1536,
-        "encoder_max_length": 1500,
-        **_layers(4, 4),
-        "max_length": 448,
-        "embedding_scale": "none",
-        "positions": "learned",
-        "output_projection": "tied",
-        "output_bias": False,
-        "key_bias": False,
-        "activation": "gelu",
-        **_FINAL_PRE_NORM,
-        "dropout": 0.0,
-        "initialization": "normal",
-        **_ids(pad=50_360, bos=50_258, eos=50_257),
-    },
     # T5 (Raffel et al. 2020), as t5-small.
     "t5": _T5
     | _vocabulary(32_128)
@@ -291,5 +269,27 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_FINAL_PRE_NORM,
         **_NO_INNER_DROPOUT,
         "initialization": "vaswani2017",
+    },
+    # Whisper (Radford et al. 2022), as whisper-tiny. The encoder's sinusoids are a table of the
+    # file, which transformers does not train; see `--freeze`.
+    "whisper": {
+        **_vocabulary(51_865),
+        "source_features": 80,
+        "d_model": 384,
+        "num_heads": 6,
+        "d_ff": 1536,
+        "encoder_max_length": 1500,
+        **_layers(4, 4),
+        "max_length": 448,
+        "embedding_scale": "none",
+        "positions": "learned",
+        "output_projection": "tied",
+        "output_bias": False,
+        "key_bias": False,
+        "activation": "gelu",
+        **_FINAL_PRE_NORM,
+        "dropout": 0.0,
+        "initialization": "normal",
+        **_ids(pad=50_360, bos=50_258, eos=50_257),
     },
 }

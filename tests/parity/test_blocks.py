@@ -82,7 +82,7 @@ def test_convolutions_of_sound(pair, ladder):
         return
     ladder.check(
         pair,
-        "convolutions",
+        "embedding",
         lambda params, src: run_convolutions(model.Transformer(pair.config), params, src),
         lambda module, src: module.embed(src, "source"),
         pair.src,
