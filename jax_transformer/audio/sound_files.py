@@ -87,10 +87,13 @@ def open_sound(
         with _opened(source) as (file, _):
             rate, shape = file.samplerate, (file.frames, file.channels)
     else:
-        source, rate = source if isinstance(source, tuple) else (source, SAMPLE_RATE)
-        source = np.asarray(source)
-        source = source[:, None] if source.ndim == 1 else source
-        shape, dtype = source.shape, source.dtype.name
+        is_pair = isinstance(source, tuple) and len(source) == 2
+        source, rate = source if is_pair else (source, SAMPLE_RATE)
+        shape, dtype = (), type(source).__name__
+        if hasattr(source, "__array__"):
+            source = np.asarray(source)
+            source = source[:, None] if source.ndim == 1 else source
+            shape, dtype = source.shape, source.dtype.name
     fault = None
     if not isinstance(rate, int | np.integer) or rate not in RATES:
         fault = f"rate={shorten(rate)} must be a whole number from {RATES[0]:,} to {RATES[-1]:,} Hz"

@@ -1,6 +1,8 @@
 """What a sound says: text and segments, and the formats in which they are written."""
 
+import html
 import json
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -43,11 +45,16 @@ class Transcript(NamedTuple):
         mark, number = (",", "{}\n") if form == "srt" else (".", "")
         cues = [
             f"{number.format(n)}{_clock(part.start, mark)} --> {_clock(part.end, mark)}\n"
-            # A line of "-->" would be read as the next cue.
-            f"{part.text.replace('-->', '->')}\n"
+            f"{_cue(part.text, form)}\n"
             for n, part in enumerate((part for part in self.segments if part.text), start=1)
         ]
         return "\n".join(["WEBVTT\n"] * (form == "vtt") + cues)
+
+
+def _cue(text: str, form: Format) -> str:
+    """Return a text without what would begin the next cue: an arrow, an empty line."""
+    line = " ".join(text.split())
+    return html.escape(line, quote=False) if form == "vtt" else re.sub("-+>", "->", line)
 
 
 def _clock(seconds: float, mark: str) -> str:

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from jax_transformer.audio.log_mel import HOP, SAMPLE_RATE, LogMelStream
 from jax_transformer.audio.sound_files import open_sound
-from jax_transformer.config.declared import check_fields, check_name, declarations
+from jax_transformer.config.declared import check_fields, check_name, checked, declarations
 from jax_transformer.convert.generation_config import GENERATION_FILE, read_generation_config
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.decoding.generation import NonFiniteError
@@ -36,6 +36,7 @@ from jax_transformer.translation import model_folder
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
+LATEST = "max_initial_timestamp_index"  # a key of generation_config.json
 ENGLISH = 51_864  # tokens of the models of English alone
 FRAME = HOP / SAMPLE_RATE  # seconds; a time counts two
 NEEDED = ("transcribe", "translate", "startofprev", "notimestamps")  # tokens
@@ -87,6 +88,7 @@ class Listened:
     seek: int = 0
     tokens: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    fault: str | None = None
 
 
 class Transcriber:
@@ -128,7 +130,8 @@ class Transcriber:
         if absent := [name for name, token in self._ids.items() if token is None]:
             raise InputError(f"{model}: its tokenizer lacks <|{absent[0]}|>")
         values, first = _generation_values(folder), self._ids["notimestamps"] + 1
-        latest = first + values.get("max_initial_timestamp_index", config.tgt_vocab_size)
+        latest = checked(LATEST, values.get(LATEST), Id | None)
+        latest = config.tgt_vocab_size if latest is None else first + latest
         self._times = np.array([first, latest], np.int32)
         codes = range(config.bos_id + 1, min(self._ids.values()))
         codes = codes if values.get("is_multilingual", config.tgt_vocab_size != ENGLISH) else ()
@@ -200,11 +203,13 @@ class Transcriber:
             for one in together:
                 if progress is not None:
                     progress(one.name, FRAME * one.seek, FRAME * one.stream.num_frames)
-                if one.seek >= one.stream.num_frames:
+                if one.fault is not None:
+                    done[one.number] = Transcript(one.name, "", (), fault=one.fault)
+                elif one.seek == one.stream.num_frames:
                     text = self._model.tokenizer.decode(one.tokens).strip()
                     segments = tuple(one.segments)
                     done[one.number] = Transcript(one.name, text, segments, one.language)
-                    running.remove(one)
+            running = [one for one in running if one.number not in done]
 
     def _checked(self, options: Mapping[str, Any]) -> Options:
         for name, value in options.items():
@@ -234,7 +239,10 @@ class Transcriber:
         rows = min(self._rows, shards * power_of_two(-(-len(sounds) // shards)))
         features = np.zeros((rows, self._frames, config.source_features), np.float32)
         for row, one in zip(features, sounds, strict=False):
-            found = one.stream.frames(one.seek, self._frames)
+            try:
+                found = one.stream.frames(one.seek, self._frames)
+            except InputError as error:  # the file has changed since it was opened
+                one.fault, found = str(error), row[:0]
             row[: len(found)] = found
         starts = np.full((rows, 1), config.bos_id, np.int32)
         src, starts = jax.device_put((features, starts), row_sharding(self._mesh))
@@ -251,9 +259,10 @@ class Transcriber:
             parts, passed = [], frames
             if tokens is not None:
                 parts, passed = split_at_times(tokens, int(self._times[0]), frames)
-            one.seek += passed or frames  # a pair of times 0 would pass nothing
+            one.seek = min(begin + (passed or frames), one.stream.num_frames)
             for low, high, ids in parts:
-                start, end = FRAME * (begin + 2 * low), FRAME * (begin + 2 * high)
+                low = max(0, low)  # where no time was asked for, text may begin a part
+                start, end = FRAME * (begin + 2 * low), FRAME * (begin + 2 * max(low, high))
                 text = tokenizer.decode(ids).strip()
                 one.segments.append(Segment(start, end, text, tuple(ids)))
                 one.tokens += ids
@@ -375,5 +384,6 @@ def _generation_values(folder: Path) -> dict[str, Any]:
     if is_huggingface(folder):
         return read_generation_config(folder)[0]
     origin = model_folder.read_origin(folder)
-    usual = b'{"max_initial_timestamp_index": 50}'  # of the authors
-    return json.loads(origin.files.get(GENERATION_FILE, usual) if origin else usual)
+    if origin and GENERATION_FILE in origin.files:
+        return json.loads(origin.files[GENERATION_FILE])
+    return {LATEST: 50}  # as the authors have it
