@@ -1,0 +1,1 @@
+"""Tests of sounds that become text."""
