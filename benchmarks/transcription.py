@@ -54,6 +54,7 @@ def write_models(folder: Path) -> None:
             leaf.data.normal_(0, 1.5 * leaf[0].numel() ** -0.5)
     own = {"max_initial_timestamp_index": 50, "max_length": 448, "begin_suppress_tokens": [EOS]}
     own |= {"suppress_tokens": [EOS + 1, *range(EOS + 101, EOS + 106)], "is_multilingual": True}
+    own |= {"_from_model_config": False}
     own |= {"no_timestamps_token_id": PROMPT[-1], "task_to_id": {"transcribe": PROMPT[2]}}
     own |= {"lang_to_id": {f"<|{code}|>": EOS + 2 + number for number, code in enumerate(codes)}}
     for key, value in (ids | own).items():
@@ -125,7 +126,7 @@ def load_ctranslate2(folder: Path) -> System:
     )
     src = ctranslate2.StorageView.from_array(window())
     memory, options = model.encode(src), {"suppress_tokens": [EOS], "suppress_blank": False}
-    options |= {"max_length": len(PROMPT) + NEW_TOKENS, "beam_size": 1}
+    options |= {"max_length": 2 * NEW_TOKENS, "beam_size": 1}
 
     def run(task: str) -> Any:
         if task == "encoder":
