@@ -121,9 +121,7 @@ def load_ctranslate2(folder: Path) -> System:
     """Return CTranslate2."""
     import ctranslate2
 
-    model = ctranslate2.models.Whisper(
-        str(folder / "ctranslate2"), compute_type="float32", intra_threads=1
-    )
+    model = ctranslate2.models.Whisper(str(folder / "ctranslate2"), intra_threads=1)
     src = ctranslate2.StorageView.from_array(window())
     memory, options = model.encode(src), {"suppress_tokens": [EOS], "suppress_blank": False}
     options |= {"max_length": 2 * NEW_TOKENS, "beam_size": 1}
