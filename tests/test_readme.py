@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jax_transformer.storage import weights
@@ -31,9 +32,10 @@ INDEX, FUNCTIONS, LAYOUTS, ROBUSTNESS, EXPORT, MODULES, KILLED_RUNS, TUTORIAL, *
         "how_to/encoders",
         "how_to/classification",
         "how_to/sentence_vectors",
+        "how_to/transcribe",
     )
 )
-ENCODERS, CLASSIFICATION, SENTENCES = TEXTS
+ENCODERS, CLASSIFICATION, SENTENCES, TRANSCRIPTION = TEXTS
 
 
 def test_the_two_commands_install_extras_that_exist_and_run_what_ci_runs():
@@ -152,6 +154,21 @@ def test_the_page_about_labels_runs(tmp_path):
     (tmp_path / "pairs.tsv").write_text(pairs, "utf-8")
     page = CLASSIFICATION.replace("STEPS, ROWS = 1000, 32", "STEPS, ROWS = 202, 4")
     assert run_python_of([page], tmp_path) == 3
+
+
+@pytest.mark.exhaustive
+def test_the_page_about_sounds_runs(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    from tests.published.folder import write_folder
+    from tests.published.rows import WHISPER
+
+    write_folder(WHISPER[0], tmp_path / "whisper-small")  # whose windows have a second
+    random = np.random.default_rng(0)
+    for name, rate in {"speech.flac": 16_000, "talk.wav": 22_050}.items():
+        soundfile.write(tmp_path / name, random.normal(0, 0.1, (3 * rate, 2)), rate)
+    (tmp_path / "broken.mp3").write_bytes(b"no sound")
+    assert run_python_of([TRANSCRIPTION.replace("}, 100\n", "}, 3\n")], tmp_path) == 3
+    assert "-->" in (tmp_path / "talk.srt").read_text("utf-8")
 
 
 @pytest.mark.exhaustive

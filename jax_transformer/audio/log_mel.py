@@ -30,6 +30,9 @@ def mel_filters(bands: int) -> Float64[np.ndarray, "201 bands"]:
     A band is a triangle between the middles of its neighbours, with an area of 1 Hz. The mel scale
     is that of Slaney 1998, "Auditory Toolbox": logarithmic above 1,000 Hz, which is 15 mel.
 
+    Args:
+        bands: Number of mel bands, 80 or 128.
+
     Raises:
         InputError: If `bands` is no number from 1 to 128; so do all functions here.
     """

@@ -10,7 +10,14 @@ Format = Literal["txt", "srt", "vtt", "json"]
 
 
 class Segment(NamedTuple):
-    """A part of a sound and its text; times are in seconds, `tokens` are ids with times."""
+    """A part of a sound and its text.
+
+    Attributes:
+        start: Where it begins, in seconds.
+        end: Where it ends.
+        text: What is said.
+        tokens: Its ids, those of times among them.
+    """
 
     start: float
     end: float

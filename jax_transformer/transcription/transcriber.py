@@ -159,7 +159,12 @@ class Transcriber:
         return f"Transcriber({self.name!r}: {self._model!r})"
 
     def __call__(self, sounds: Iterable[Any], **options: Any) -> list[Transcript]:
-        """Return what each sound says, in order; arguments and errors as of `stream`."""
+        """Return what each sound says, in order.
+
+        Args:
+            sounds: As of `stream`; errors, too.
+            **options: Fields of `transcription.transcriber.Options`.
+        """
         return list(self.stream(sounds, **options))
 
     def stream(

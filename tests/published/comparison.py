@@ -7,13 +7,15 @@ import numpy as np
 import torch
 
 from jax_transformer import classify
+from jax_transformer.audio.log_mel import log_mel
 from jax_transformer.convert.huggingface import from_huggingface, load_folder, to_huggingface
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.errors import InputError
+from jax_transformer.transcription.transcriber import Transcriber
 from tests.convert.families.case import as_inputs, ragged_tokens
 from tests.decoding.plain import quick_generate, run
-from tests.published.folder import WEIGHTS, transformers, write_folder
+from tests.published.folder import WEIGHTS, auto_class, transformers, write_folder
 from tests.published.lines import LINES
 
 BOUND = 1e-5  # of logits in float32, relative to the largest
@@ -37,10 +39,10 @@ class Comparison:
 
     def logits(self):
         self.config, self.params = from_huggingface(self.path, dtype="float32")
-        self.src, self.tgt = ragged_tokens(self.config)
+        self.src, self.tgt = self.batch()
         self.model = their_model(self.path)
         with torch.no_grad():
-            inputs = as_inputs(self.config, self.src)
+            inputs = self.inputs()
             if self.config.generates:
                 inputs["decoder_input_ids"] = torch.tensor(self.tgt, dtype=torch.int64)
             theirs = self.model(**inputs).logits.numpy()
@@ -51,6 +53,13 @@ class Comparison:
         error = np.abs(ours - theirs).max() / np.abs(theirs).max()
         return "equal" if error <= BOUND else f"differ by {error:.0e}"
 
+    def batch(self):
+        """Return what the encoder and the decoder read."""
+        return ragged_tokens(self.config)
+
+    def inputs(self):
+        return as_inputs(self.config, self.src)
+
     def ids(self):
         """Compare the ids of the odd lines, and the text of these ids."""
         tokenizer, theirs = self.loaded[2], their_tokenizer(self.path)
@@ -59,7 +68,7 @@ class Comparison:
         different = refused = 0
         for line in LINES:
             line = self.row.start + line
-            ids = theirs(line).input_ids
+            ids = self.their_ids(theirs, line)
             text = theirs.decode(ids, skip_special_tokens=True)
             try:
                 found = tokenizer.encode_source([line])[0]
@@ -69,6 +78,9 @@ class Comparison:
             different += (found, tokenizer.decode(ids)) != (ids, text)
         counts = (different, "differ"), (refused, "refused")
         return ", ".join(f"{count} {words}" for count, words in counts if count) or "equal"
+
+    def their_ids(self, tokenizer, line):
+        return tokenizer(line).input_ids
 
     def greedy(self):
         config = self.config
@@ -102,8 +114,9 @@ class Comparison:
 
     def _generated(self, config, options, theirs):
         found = quick_generate(self.params, config, self.src, **options)
-        inputs = as_inputs(config, self.src)
-        expected = self.model.generate(**inputs, **theirs)[:, 1:].tolist()
+        # That of Whisper's own class adds rules.
+        generate = transformers.GenerationMixin.generate
+        expected = generate(self.model, **self.inputs(), **theirs)[:, 1:].tolist()
         different = 0
         for row, length, tokens in zip(found.tokens, found.lengths, expected, strict=True):
             ours = row[0, : int(length[0])].tolist()
@@ -129,6 +142,38 @@ class Comparison:
         return f"differ: {', '.join(other)}" if other else "equal"
 
 
+class SpeechComparison(Comparison):
+    """A row that reads sound. Its lines are targets, without the tokens of language and task."""
+
+    def batch(self):
+        frames, bands = 2 * self.config.stack("encoder").max_length, self.config.source_features
+        src = np.random.default_rng(0).normal(size=(3, frames, bands)).astype(np.float32)
+        return src, ragged_tokens(self.config)[1]
+
+    def inputs(self):
+        return {"input_features": torch.tensor(self.src.swapaxes(1, 2))}
+
+    def their_ids(self, tokenizer, line):
+        ids = tokenizer(line, add_special_tokens=False).input_ids
+        return [*ids, tokenizer.eos_token_id]
+
+    def defaults(self):
+        """Compare the tokens of sounds of one window, without times and with them, and of four."""
+        transcriber = Transcriber(self.path, dtype="float32")
+        random, different = np.random.default_rng(0), 0
+        for seconds, timed in ((1.0, False), (1.0, True), (3.3, True)):
+            sound = random.normal(0, 0.1, int(16_000 * seconds)).astype(np.float32)
+            features = torch.tensor(log_mel(sound, self.config.source_features).T[None])
+            (expected,) = self.model.generate(features, return_timestamps=timed).tolist()
+            while expected[-1:] == [self.config.eos_id]:
+                expected.pop()
+            # transformers knows silence and further attempts by options alone.
+            (found,) = transcriber([sound], timestamps=timed, temperatures=(0.0,), no_speech=2.0)
+            assert found.fault is None
+            different += [i for part in found.segments for i in part.tokens] != expected
+        return f"{different} differ" if different else "equal"
+
+
 def content(path):
     """Return the values of config.json, or the bytes of another file.
 
@@ -142,11 +187,11 @@ def content(path):
 
 
 def their_model(path):
-    names = json.loads((path / "config.json").read_text())["architectures"]
-    is_classifier = all(name.endswith("ForSequenceClassification") for name in names)
-    kind = "SequenceClassification" if is_classifier else "Seq2SeqLM"
-    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(path, dtype=torch.float32)
-    return model.eval()
+    values = json.loads((path / "config.json").read_text())
+    names, model_class = values["architectures"], auto_class(values["model_type"])
+    if all(name.endswith("ForSequenceClassification") for name in names):
+        model_class = transformers.AutoModelForSequenceClassification
+    return model_class.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def their_tokenizer(path):
@@ -169,7 +214,9 @@ COLUMNS = {
 
 def compare(row, path, columns=COLUMNS):
     """Return the cell of each column: "equal", what differs, a refusal, or "-" for nothing."""
-    comparison, cells, failed = Comparison(row, path), {}, set()
+    is_speech = row.config["model_type"] == "whisper"
+    comparison = (SpeechComparison if is_speech else Comparison)(row, path)
+    cells, failed = {}, set()
     for name in columns:
         if failed & {*COLUMNS[name]} or (name == "logits" and not row.weights):
             cells[name] = "-"

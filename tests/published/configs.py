@@ -246,4 +246,53 @@ UMT5 = values("""
 PILE = values("""
     "eos_token_id": 2, "tokenizer_class": "LlamaTokenizerFast", "vocab_size": "@+28"
     """, UMT5, TWELVE, {"d_ff": 2048})
+
+WHISPER_END = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "@<|endoftext|>")
+WHISPER_BEGIN = values("""
+    "begin_suppress_tokens": ["@\u0120", "@<|endoftext|>"], "max_length": 448,
+    "decoder_start_token_id": "@<|startoftranscript|>" """, WHISPER_END)
+ENGLISH_PROMPT = {"forced_decoder_ids": [[1, "@<|notimestamps|>"]]}
+PROMPT = values("""
+    "forced_decoder_ids": [[1, "@<|en|>"], [2, "@<|transcribe|>"], [3, "@<|notimestamps|>"]]""")
+NO_WORDS = values("""
+    "suppress_tokens": [1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90,
+    91, 92, 93, "@<|startoftranscript|>", "@<|translate|>", "@<|transcribe|>", "@<|startoflm|>",
+    "@<|startofprev|>", "@<|nospeech|>"]""")
+WHISPER = values("""
+    "activation_dropout": 0.0, "activation_function": "gelu",
+    "architectures": ["WhisperForConditionalGeneration"], "attention_dropout": 0.0,
+    "decoder_layerdrop": 0.0, "dropout": 0.0, "encoder_layerdrop": 0.0, "init_std": 0.02,
+    "is_encoder_decoder": true, "max_source_positions": 1500, "max_target_positions": 448,
+    "model_type": "whisper", "num_mel_bins": 80, "scale_embedding": false,
+    "torch_dtype": "float32", "transformers_version": "4.27.0.dev0", "use_cache": true,
+    "vocab_size": "@+0" """, WHISPER_BEGIN)
+OPENAI = WHISPER | NO_WORDS
+MASKS = values("""
+    "apply_spec_augment": false, "classifier_proj_size": 256, "mask_feature_length": 10,
+    "mask_feature_min_masks": 0, "mask_feature_prob": 0.0, "mask_time_length": 10,
+    "mask_time_min_masks": 2, "mask_time_prob": 0.05, "median_filter_width": 7,
+    "torch_dtype": "float16", "use_weighted_layer_sum": false""")
+LARGE_V3 = values("""
+    "num_mel_bins": 128, "pad_token_id": "@-1610", "transformers_version": "4.43.2"
+    """, WHISPER, MASKS)
+
+
+def whisper_sizes(d_model, layers, heads, decoder_layers=None):
+    whole = sizes(d_model, layers, 4 * d_model, heads, None, decoder_layers)
+    return {key: value for key, value in whole.items() if key != "max_position_embeddings"}
+
+
+def whisper_generation(heads, languages=()):
+    """Return the generation config of a model of English, or of several languages."""
+    whole = {"alignment_heads": heads, **WHISPER_BEGIN, **NO_WORDS, "return_timestamps": False}
+    whole |= {"is_multilingual": bool(languages), "max_initial_timestamp_index": 50}
+    whole |= {"no_timestamps_token_id": "@<|notimestamps|>"}
+    whole |= {"prev_sot_token_id": "@<|startofprev|>", "transformers_version": "4.31.0.dev0"}
+    if not languages:
+        return whole | ENGLISH_PROMPT
+    tasks = {task: f"@<|{task}|>" for task in ("transcribe", "translate")}
+    whole |= {"lang_to_id": {f"<|{code}|>": f"@<|{code}|>" for code in languages}}
+    return whole | {"forced_decoder_ids": [[1, None], [2, "@<|transcribe|>"]], "task_to_id": tasks}
+
+
 # fmt: on

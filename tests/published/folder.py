@@ -10,11 +10,14 @@ from safetensors.torch import save_file
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")
 
+WHISPER_LANGUAGES = transformers.models.whisper.tokenization_whisper.LANGUAGES
 WEIGHTS = ("model", "pytorch_model")  # what the names of files with weights begin with
 SINUSOIDAL = ("marian", "pegasus", "m2m_100")  # whose position tables are computed
 # By what the sizes of a published config.json are divided.
 DIVISORS = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 6, "num_decoder_layers": 6}
-DIVISORS |= {"num_heads": 4, "num_hidden_layers": 12, "max_length": 8, "min_length": 8}
+DIVISORS |= {"max_source_positions": 30, "max_target_positions": 8}
+DIVISORS |= {"max_initial_timestamp_index": 5, "num_heads": 4, "num_hidden_layers": 12}
+DIVISORS |= {"max_length": 8, "min_length": 8}
 for _side in ("encoder", "decoder"):
     DIVISORS |= {f"{_side}_layers": 12, f"{_side}_ffn_dim": 64, f"{_side}_attention_heads": 4}
 
@@ -31,16 +34,21 @@ def small(value, vocabulary, key=None):
     return max(1, value // DIVISORS[key]) if value and key in DIVISORS else value
 
 
+def auto_class(model_type):
+    kind = "SpeechSeq2Seq" if model_type == "whisper" else "Seq2SeqLM"
+    return getattr(transformers, f"AutoModelFor{kind}")
+
+
 def random_model(folder, seed=0):
     """Return the model of a config.json whose every leaf is random, biases and norms too."""
     config = transformers.AutoConfig.from_pretrained(folder)
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config).float().eval()
+    model = auto_class(config.model_type).from_config(config).float().eval()
     generator = torch.Generator().manual_seed(seed)
     for name, leaf in [*model.named_parameters(), *model.named_buffers()]:
         if "embed_positions" in name and config.model_type in SINUSOIDAL:
             continue
         is_norm = leaf.ndim == 1 and name.endswith("weight")
-        deviation = leaf.shape[-1] ** -0.5 if leaf.ndim > 1 and leaf.shape[0] > 1 else 0.1
+        deviation = leaf[0].numel() ** -0.5 if leaf.ndim > 1 and leaf.shape[0] > 1 else 0.1
         if name.endswith(("out_proj.weight", "fc2.weight", ".o.weight", "wo.weight")):
             deviation *= 4  # else a tied table repeats the token that it has read
         leaf.data.normal_(float(is_norm), deviation, generator=generator)

@@ -19,6 +19,7 @@ from tokenizers import (
 )
 
 from jax_transformer.tokenizers.readers.class_settings import M2M100_CODES
+from tests.tokenizers.class_folders import write_whisper
 from tests.tokenizers.sentencepiece_models import pieces, text, train, vocabulary
 
 LINES = text(1)
@@ -273,6 +274,11 @@ def byt5(folder, *, extra=125, **small):
     write(folder, **small)
     extra_ids = (f"<extra_id_{number}>" for number in range(extra))
     return numbered("<pad>", "</s>", "<unk>", *range(256), *extra_ids)
+
+
+def whisper(folder, *, languages, english=False):
+    """WhisperTokenizer: byte pairs, codes of languages, tasks and times; every file it may have."""
+    return write_whisper(folder, "published", languages, english=english).get_vocab()
 
 
 def nothing(folder):

@@ -13,6 +13,7 @@ from jax_transformer.tokenizers.readers.class_settings import (
 )
 from tests.published import configs as c
 from tests.published import layouts
+from tests.published.folder import WHISPER_LANGUAGES
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,6 @@ OTHERS = (
     refused("facebook/wmt19-en-de", "fsmt"),
     refused("allenai/led-base-16384", "led"),
     refused("microsoft/prophetnet-large-uncased", "prophetnet"),
-    refused("openai/whisper-small", "whisper"),
 )
 
 
@@ -253,5 +253,44 @@ T5 = (
     refused("google/long-t5-tglobal-base", "longt5"),
     refused("google/switch-base-8", "switch_transformers"),
 )
+LANGUAGES = tuple(WHISPER_LANGUAGES)  # that of large-v3 alone is the last
+HEARD = functools.partial(layouts.whisper, languages=LANGUAGES[:99])
+HEARD_ENGLISH = functools.partial(HEARD, english=True)
+HEARD_V3 = functools.partial(layouts.whisper, languages=LANGUAGES)
+
+
+def openai(name, *shape, heads):
+    config, generation = c.OPENAI | c.PROMPT, c.whisper_generation(heads, LANGUAGES[:99])
+    return Row(f"openai/whisper-{name}", HEARD, config | c.whisper_sizes(*shape), generation,
+               "safetensors")
+
+
+def english(name, config, *shape, heads):
+    config = config | c.ENGLISH_PROMPT | c.whisper_sizes(*shape)
+    return Row(name, HEARD_ENGLISH, config, c.whisper_generation(heads), "safetensors")
+
+
+def v3(name, *shape, heads, seen="", **changes):
+    config = c.LARGE_V3 | c.whisper_sizes(*shape) | changes
+    return Row(name, HEARD_V3, config, c.whisper_generation(heads, LANGUAGES),
+               "safetensors half", seen=seen)
+
+
+WHISPER = (
+    openai("tiny", 384, 4, 6, heads=[[2, 2], [3, 0], [3, 2], [3, 3], [3, 4], [3, 5]]),
+    english("openai/whisper-tiny.en", c.OPENAI, 384, 4, 6, heads=[[1, 0], [2, 0], [2, 5], [3, 0]]),
+    openai("base", 512, 6, 8, heads=[[3, 1], [4, 2], [4, 3], [4, 7], [5, 1], [5, 2], [5, 4]]),
+    openai("small", 768, 12, 12, heads=[[5, 3], [5, 9], [8, 0], [8, 4], [8, 7], [8, 8], [9, 0]]),
+    openai("medium", 1024, 24, 16, heads=[[13, 15], [15, 4], [15, 15], [16, 1], [20, 0], [23, 4]]),
+    openai("large-v2", 1280, 32, 20, heads=[[10, 12], [13, 17], [16, 11], [16, 12], [16, 13]]),
+    v3("openai/whisper-large-v3", 1280, 32, 20, heads=[[7, 0], [10, 17], [12, 18], [13, 12]],
+       seen="c"),
+    v3("openai/whisper-large-v3-turbo", 1280, 32, 20, 4, heads=[[2, 4], [2, 11], [3, 3], [3, 6]],
+       **c.WHISPER_END),
+    v3("distil-whisper/distil-large-v3", 1280, 32, 20, 2, heads=[[1, 0], [1, 1], [1, 2], [1, 3]],
+       **c.WHISPER_END),
+    english("distil-whisper/distil-small.en", c.WHISPER | c.MASKS | {"torch_dtype": "float32"},
+            768, 12, 12, 4, heads=[[6, 6], [7, 0], [7, 3], [7, 8], [8, 2], [8, 5], [8, 7]]),
+)
 # fmt: on
-ROWS = (*MARIAN, *BART, *MBART, *M2M_ROWS, *OTHERS, *T5)
+ROWS = (*MARIAN, *BART, *MBART, *M2M_ROWS, *OTHERS, *T5, *WHISPER)

@@ -194,11 +194,14 @@ def write_gemma(folder, lines=None, **ends):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def write_whisper(folder, files, languages=("en", "de"), timestamps=True, nothing="nospeech"):
+def write_whisper(
+    folder, files, languages=("en", "de"), timestamps=True, nothing="nospeech", english=None
+):
     """Write byte pairs, and behind them the special tokens and the timestamps of Whisper.
 
-    Without languages <|endoftext|> is in vocab.json, as in English folders. `files` are "older"
-    (with added_tokens.json), "published" (all that a folder may have) or "saved" by transformers.
+    In English folders, by default those without languages, <|endoftext|> is in vocab.json. `files`
+    are "older" (with added_tokens.json), "published" (all that a folder may have) or "saved" by
+    transformers.
     """
     byte_level(folder, [])
     eos = "<|endoftext|>"
@@ -206,7 +209,7 @@ def write_whisper(folder, files, languages=("en", "de"), timestamps=True, nothin
     special = [f"<|{name}|>" for name in (*names, "startofprev", nothing, "notimestamps")]
     added = [*special, *(f"<|{i / 50:.2f}|>" for i in range(1501) if timestamps)]
     vocabulary = json.loads((folder / "vocab.json").read_text())
-    if languages:
+    if not (not languages if english is None else english):
         added = [eos, *added]
     else:
         vocabulary[eos] = len(vocabulary)
