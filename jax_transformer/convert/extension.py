@@ -16,6 +16,7 @@ from jax_transformer.convert.families.family import config_to_json
 from jax_transformer.convert.origin import read_origin
 from jax_transformer.convert.table import flatten, nest
 from jax_transformer.errors import InputError, shorten
+from jax_transformer.model.checks import check_text
 from jax_transformer.model.tree import PARAMETERS
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.marian_files import is_marian
@@ -75,6 +76,7 @@ def extend(
         raise InputError(f"{folder} is no folder of transformers; convert the model to one first")
     huggingface.check_free(output, [CONFIG_FILE], overwrite)
     config, before = huggingface.load_tokenizer(folder)
+    check_text(config)  # behind the tokens of Whisper stand its times
     _check(before, tokens)
     relatives = {
         extended.code_token(before, code): relative for code, relative in (languages or {}).items()

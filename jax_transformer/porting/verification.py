@@ -127,7 +127,8 @@ def record_model(
         InputError: Parameters are missing, or of another shape than those of `config`.
     """
     double = any(leaf.dtype == np.float64 for leaf in jax.tree.leaves(params))
-    inside = [np.ones(ids.shape[:2], bool) for ids in (src, tgt)]
+    lengths = config.positions_of(src.shape[1]), tgt.shape[1]
+    inside = [np.ones((len(src), length), bool) for length in lengths]
     run_masks = _masks(src, tgt, inside, config, masks)
     kinds: dict[str, str] = {}
 
@@ -342,8 +343,8 @@ def _masks(
         inside: Which positions of each side the program was given.
     """
     tokens = [
-        ids != config.pad_id if ids.ndim == 2 else np.ones(ids.shape[:2], bool)
-        for ids in (src, tgt)
+        ids != config.pad_id if ids.ndim == 2 else np.ones_like(there)
+        for ids, there in zip((src, tgt), inside, strict=True)
     ]
     tokens[1][:, 0] = True  # BOS is no padding, whatever its id
     sources = [
@@ -357,7 +358,7 @@ def _masks(
 def _random_inputs(
     config: TransformerConfig, random: np.random.Generator, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids of both sides without padding, or vectors."""
+    """Return ids of both sides without padding, or vectors, or sound."""
     longest = config.max_length if config.has_position_table else SOURCE_LENGTH
     same = config.decoder_attention == "self_over_memory"
     lengths = [SOURCE_LENGTH, SOURCE_LENGTH if same else TARGET_LENGTH]
@@ -368,6 +369,9 @@ def _random_inputs(
             inputs.append(random.normal(size=(ROWS, length, config.d_model)).astype(dtype))
         else:
             inputs.append(_tokens(random, size, (ROWS, length), config.pad_id))
+    if (width := config.source_features) is not None:
+        frames = 2 * min(SOURCE_LENGTH, config.stack("encoder").max_length)
+        inputs[0] = random.normal(size=(ROWS, frames, width)).astype(dtype)
     return inputs[0], inputs[1]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jax_transformer import InputError, Transcriber
+from jax_transformer.commands import main as cli
 from jax_transformer.transcription.segments import Segment, Transcript
 from tests.models import unchecked
 from tests.transcription.whisper_folder import SECOND, sound, write_folder
@@ -75,3 +76,19 @@ def test_a_latest_first_time_that_is_no_number_is_no_crash(folder, tmp_path, val
     refused = pytest.raises(InputError, match="max_initial_timestamp_index")
     with contextlib.nullcontext() if value is None else refused:
         Transcriber(tmp_path / "model")
+
+
+def test_commands_of_text_refuse_it_and_verify_compares_it(folder, tmp_path, capsys):
+    (tmp_path / "words").write_text("foo\n")
+    refused = {
+        ("extend", str(folder), str(tmp_path / "out"), f"--tokens={tmp_path / 'words'}"): "sound",
+        ("translate", str(folder), f"--input={tmp_path / 'words'}"): "reads sound",
+        ("export", str(folder), str(tmp_path / "out")): "reads sound",
+        ("budget", f"--model={folder}"): "from token ids",
+        ("train", "--preset=whisper", "--steps=1", f"--output={tmp_path / 'run'}"): "reads sound",
+    }
+    for (command, *arguments), words in refused.items():
+        with pytest.raises((InputError, SystemExit), match=words):
+            cli.command_call(command, *arguments)()
+    cli.command_call("verify", str(folder))()
+    assert "a agrees with b" in capsys.readouterr().out

@@ -11,9 +11,9 @@ from jax_transformer.convert.table import Layout, Operation, Row
 
 # torch.nn.Conv1d has the weight [outputs, inputs, width].
 CONVOLUTION = Operation(transposed=True, shape=("d_model", -1, 3))
-# From <|startoflm|>, which no text holds, to the end of a published vocabulary: three more tokens
-# and 1,501 times.
-FROM_UNUSED_TOKEN = 1505
+SMALLEST = 51_864  # tokens of the smallest published vocabulary
+# Behind <|startoflm|>, which no text holds, stand three tokens and 1,501 times.
+UNUSED_FROM_END = 1505
 
 
 def _layout() -> Layout:
@@ -28,25 +28,28 @@ def _layout() -> Layout:
     return Layout("whisper", (*rows, *bart_lineage.stack_rows("model.")))
 
 
-def padding_beside(vocab_size: int, eos_id: int) -> int:
-    """Return the id that stands for padding where a file pads with EOS.
+def padding_beside(vocab_size: int, eos_id: int, bands: int) -> int:
+    """Return the id that stands for padding where a file pads with EOS: that of <|startoflm|>.
 
     EOS is to be learned, and padding is not. transformers pads the labels of a batch by -100, and
     hides no padding of the decoder's input, which causal attention does not read before its end.
     """
-    pad_id = max(0, vocab_size - FROM_UNUSED_TOKEN)
+    if vocab_size >= SMALLEST:  # also where tokens were added: the start, 99 languages, two tasks
+        return eos_id + 103 + (bands == 128)  # and the language that large-v3 has brought
+    pad_id = max(0, vocab_size - UNUSED_FROM_END)
     return pad_id + (pad_id == eos_id)
 
 
 def _implied(fields: Mapping[str, Any]) -> dict[str, int]:
     if fields["pad_id"] != fields["eos_id"]:
         return {}
-    return {"pad_id": padding_beside(fields["tgt_vocab_size"], fields["eos_id"])}
+    eos_id, bands = fields["eos_id"], fields["source_features"]
+    return {"pad_id": padding_beside(fields["tgt_vocab_size"], eos_id, bands)}
 
 
 def _written(values: dict[str, Any]) -> dict[str, Any]:
-    eos_id = values["eos_token_id"]
-    is_eos = values["pad_token_id"] == padding_beside(values["vocab_size"], eos_id)
+    eos_id, bands = values["eos_token_id"], values["num_mel_bins"]
+    is_eos = values["pad_token_id"] == padding_beside(values["vocab_size"], eos_id, bands)
     return {**values, "pad_token_id": eos_id} if is_eos else values
 
 

@@ -299,9 +299,11 @@ def test_what_acts_in_training_alone_is_noted():
 
 
 def test_padding_is_no_token_of_a_text():
-    assert padding_beside(51_865, 50_257) == 50_360
-    assert padding_beside(90, 0) == 1
-    assert padding_beside(90, 4) == 0
+    assert padding_beside(51_865, 50_257, 80) == 50_360
+    assert padding_beside(51_869, 50_257, 80) == 50_360  # with four added tokens
+    assert padding_beside(51_866, 50_257, 128) == 50_361
+    assert padding_beside(90, 0, 80) == 1
+    assert padding_beside(90, 4, 80) == 0
 
 
 BAD = {
