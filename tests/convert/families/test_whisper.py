@@ -186,7 +186,7 @@ def test_cached_steps_search_as_transformers_does():
             assert ids[:length].tolist() == theirs[row, :length].tolist()
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", tiered(PUBLISHED, ["tiny.en", "large-v3"]))
 def test_the_config_of_a_published_size_is_read_and_written(name):
     values = published(name).to_dict() | {"architectures": [FAMILY.architecture]}
     config = config_from_json(FAMILY, values)
@@ -213,7 +213,10 @@ def test_the_config_of_a_published_size_is_read_and_written(name):
     assert count == sum(leaf.numel() for leaf in model.parameters())
 
 
-@pytest.mark.parametrize("form", ["safetensors", "bin", "shards", "half", "base class"])
+FORMS = ("safetensors", "bin", "shards", "half", "base class")
+
+
+@pytest.mark.parametrize("form", tiered(FORMS, ["safetensors"]))
 def test_a_folder_comes_back_bit_for_bit(tmp_path, form):
     model = foreign_model(torch.float16 if form == "half" else torch.float32)
     folder, home = tmp_path / "model", tmp_path / "home"
