@@ -28,7 +28,7 @@ def _layout() -> Layout:
     return Layout("whisper", (*rows, *bart_lineage.stack_rows("model.")))
 
 
-def padding_beside(vocab_size: int, eos_id: int, bands: int) -> int:
+def padding_beside(vocab_size: int, eos_id: int, bands: int | None) -> int:
     """Return the id that stands for padding where a file pads with EOS: that of <|startoflm|>.
 
     EOS is to be learned, and padding is not. transformers pads the labels of a batch by -100, and
