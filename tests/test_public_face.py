@@ -234,7 +234,7 @@ import pydoc, sys
 from jax_transformer.errors import EXTRA_OF
 sys.modules |= dict.fromkeys({*EXTRA_OF} - {"rich", "yaml", "orbax", "etils"})  # flax has these
 import jax_transformer
-of_disk = {"load", "save", "Translator", "Embedder", "Classifier", "train"}
+of_disk = {"load", "save", "Translator", "Embedder", "Classifier", "Transcriber", "train"}
 for name in {*jax_transformer.__all__} - of_disk:
     getattr(jax_transformer, name)
 pydoc.render_doc(jax_transformer)
