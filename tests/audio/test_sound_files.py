@@ -59,7 +59,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path, monkeypatch, kind, subtype, 
     path = tmp_path / f"it.{kind}"
     soundfile.write(path, samples, 16_000, subtype=subtype)
     sound = open_sound(path)
-    assert (sound.name, sound.rate, sound.seconds) == (str(path), 16_000, 20_001 / 16_000)
+    assert (sound.name, sound.rate) == (str(path), 16_000)
     assert [len(block) for block in sound.blocks()] == [3000] * 6 + [2001]
     for _ in range(2):  # each call begins anew
         found = np.concatenate([*sound.blocks()])
@@ -276,6 +276,4 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, missing):
 
 
 def test_a_sound_prints_shortly():
-    assert repr(open_sound((noise(8000), 8000), "array 3")) == (
-        "Sound(name='array 3', rate=8000, seconds=1.0)"
-    )
+    assert repr(open_sound((noise(8000), 8000), "array 3")) == ("Sound(name='array 3', rate=8000)")

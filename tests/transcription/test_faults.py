@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import jax_transformer
 from jax_transformer import InputError, Transcriber
 from jax_transformer.commands import main as cli
+from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.transcription.segments import Segment, Transcript
 from tests.models import unchecked
 from tests.transcription.whisper_folder import SECOND, sound, write_folder
@@ -92,3 +94,11 @@ def test_commands_of_text_refuse_it_and_verify_compares_it(folder, tmp_path, cap
             cli.command_call(command, *arguments)()
     cli.command_call("verify", str(folder))()
     assert "a agrees with b" in capsys.readouterr().out
+
+
+def test_a_model_that_overflows_is_no_silence(folder, tmp_path):
+    config, params, tokenizer, generation = jax_transformer.load(folder)
+    params["decoder"]["norm"]["scale"] = 1e38 * params["decoder"]["norm"]["scale"]
+    jax_transformer.save(tmp_path / "large", (config, params, tokenizer, generation))
+    with pytest.raises(NonFiniteError, match="sound 1 are NaN or infinite at step"):
+        Transcriber(tmp_path / "large")([sound(0.5)], **GREEDY)
