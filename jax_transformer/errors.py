@@ -13,7 +13,7 @@ EXTRA_OF = dict.fromkeys(TRAIN, "train")
 EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}
 EXTRA_OF |= {"huggingface_hub": "hub", "flatbuffers": "export", "ctranslate2": "ctranslate2"}
 EXTRA_OF |= {"onnxscript": "onnx", "onnxruntime": "onnx", "sentencex": "sentences"}
-EXTRA_OF |= {"soundfile": "audio", "soxr": "audio"}
+EXTRA_OF |= dict.fromkeys(("soundfile", "soxr", "jiwer"), "audio")
 
 
 class InputError(ValueError):

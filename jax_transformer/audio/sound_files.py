@@ -36,11 +36,13 @@ class Sound:
         name: What messages call it: the path, or for example "array 3".
         source: The file, or the samples, [samples, channels].
         rate: Sampling rate of the source, in Hz.
+        seconds: Its length, which the header of some files only estimates.
     """
 
     name: str
     source: Path | Shaped[np.ndarray, "samples channels"] = field(repr=False)
     rate: int
+    seconds: float
 
     def blocks(self) -> Iterator[Float32[np.ndarray, " samples"]]:
         """Yield the sound from its start: the mean of its channels, [samples], at 16,000 Hz.
@@ -103,7 +105,7 @@ def open_sound(
         fault = "no samples: leave it out"
     if fault:
         raise InputError(f"{name}: {fault}")
-    return Sound(name, source, int(rate))
+    return Sound(name, source, int(rate), shape[0] / rate)
 
 
 @contextlib.contextmanager

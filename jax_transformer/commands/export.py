@@ -59,6 +59,7 @@ def export(arguments: Arguments) -> None:
         from jax_transformer.runs.model_settings import read_initial_model
 
         model, origin, report = read_initial_model(folder, source_lang=source, target_lang=target)
+        model = model.for_text(str(folder))
         for line in report:
             print(line)
     else:

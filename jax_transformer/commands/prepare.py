@@ -6,6 +6,7 @@ from rich.console import Console
 
 from jax_transformer.commands.train import check_values
 from jax_transformer.commands.train_arguments import named_settings, new_arguments
+from jax_transformer.errors import InputError
 from jax_transformer.runs.corpora import encode_corpora, read_corpora, try_corpora
 
 
@@ -16,6 +17,8 @@ def prepare(*argv: str) -> None:
     named = named_settings(argv, "prepare")
     arguments, initial = new_arguments(named)
     check_values(arguments, initial)
+    if (bands := arguments.model["source_features"]) is not None:
+        raise InputError(f"source_features={bands}: sounds are read while a model is trained")
     run_text = read_corpora(arguments, initial.tokenizer, console)
     if named.dry_run:
         print("\n".join(try_corpora(run_text, arguments, console)))

@@ -34,6 +34,7 @@ from jax_transformer.runs.initial_model import InitialModel, with_teacher
 from jax_transformer.runs.model_settings import check_model, model_config, named_fields
 from jax_transformer.runs.output import check_output, exclusive_folder
 from jax_transformer.runs.signals import Stopped, stop_requests
+from jax_transformer.runs.sound_corpora import read_sounds, task_ids
 from jax_transformer.runs.state import RunSettings, check_same
 from jax_transformer.runtime import distributed
 from jax_transformer.runtime.host_memory import keep_freed_memory
@@ -48,6 +49,7 @@ from jax_transformer.training.distillation import Teacher
 from jax_transformer.training.freeze import trained_parts, trained_sizes
 from jax_transformer.training.objective import check_packs
 from jax_transformer.training.step import attention_choice
+from jax_transformer.transcription.transcriber import origin_values
 from jax_transformer.translation.model_folder import TrainedModel, model_digest
 from jax_transformer.translation.translate import place
 
@@ -139,12 +141,16 @@ def train_as_named(named: NamedSettings, console: Console) -> Path:
     if is_main:
         evaluation.finish(output, best)
         console.print(f"wall time, compilation included: {time.monotonic() - started:.0f} s")
-        translate = f"jax-transformer translate {shlex.quote(str(output))} < FILE"
-        if corpora.validation_text.targets:
+        folder = shlex.quote(str(output))
+        translate = f"jax-transformer translate {folder} < FILE"
+        if settings.config.source_features is not None:
+            console.print(f"to transcribe: jax-transformer transcribe {folder} FILE")
+        elif corpora.validation_text.targets:
             console.print(f"to translate: {translate}")
-        if corpora.validation_text.targets and not number_words:
-            score = f"sacrebleu REFERENCE --tokenize {shlex.quote(arguments.bleu_tokenization)}"
-            console.print(f"to score: {translate} | {score}")
+            if not number_words:
+                tokenization = shlex.quote(arguments.bleu_tokenization)
+                score = f"sacrebleu REFERENCE --tokenize {tokenization}"
+                console.print(f"to score: {translate} | {score}")
     return output
 
 
@@ -217,6 +223,12 @@ def check_values(arguments: Arguments, initial: InitialModel) -> None:
     elif arguments.text:
         raise InputError("text is cut where rows end; set batching='packed'")
     scores.check_tokenization(arguments.bleu_tokenization)
+    if config.source_features is not None:
+        check_installed("jiwer")
+    elif arguments.task or training.spec_augment or training.select_by == "wer":
+        task, by = f"task={arguments.task!r}", f"select_by={training.select_by!r}"
+        named = f"{task}, spec_augment={training.spec_augment}, {by}"
+        raise InputError(f"{named}: the model reads no sound; leave them out, or name one by init")
     check_installed("matplotlib")
     if arguments.tensorboard:
         check_installed("tensorboardX")
@@ -230,16 +242,23 @@ def read_and_encode_text(
 ) -> tuple[RunSettings, Corpora]:
     """Read the text, train the tokenizer on it if there is none, encode the text."""
     expected_sha256 = resumed.settings.text_sha256 if resumed else None
-    run_text = read_corpora(arguments, initial.tokenizer, console)
-    config = model_config(arguments.model, initial.config or run_text.tokenizer)
-    check_training(config, arguments.training)
-    encoded = encode_corpora(run_text, arguments, console, expected_sha256)
+    if arguments.model["source_features"] is None:
+        run_text = read_corpora(arguments, initial.tokenizer, console)
+        tokenizer = run_text.tokenizer
+        config = model_config(arguments.model, initial.config or tokenizer)
+        check_training(config, arguments.training)
+        encoded = encode_corpora(run_text, arguments, console, expected_sha256)
+    else:
+        tokenizer = initial.tokenizer
+        config = model_config(arguments.model, initial.config or tokenizer)
+        begin = task_ids(arguments, tokenizer, origin_values(initial.origin).get("is_multilingual"))
+        encoded = read_sounds(arguments, tokenizer, config, begin, console, expected_sha256)
     for line in (*initial.report, *encoded.report):
         console.print(line)
     settings = RunSettings(
         config=config,
         training_config=arguments.training,
-        tokenizer=run_text.tokenizer,
+        tokenizer=tokenizer,
         text_sha256=encoded.sha256,
         arguments=kept_arguments(arguments),
         generation=initial.generation,

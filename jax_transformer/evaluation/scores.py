@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from jax_transformer.errors import InputError, one_line
+from jax_transformer.errors import InputError, naming_the_extra, one_line
 
 FEWEST_LINES = 10  # that a test of significance can draw from
 # Tokenizations whose models sacrebleu fetches.
@@ -56,6 +56,16 @@ def bleu(translations: Sequence[str], references: References, tokenization: str 
 def chrf(translations: Sequence[str], references: References) -> Score:
     """Return the corpus chrF (Popovic 2015), as sacrebleu computes it."""
     return _score(CHRF(), translations, references)
+
+
+def word_error_rate(texts: Sequence[str], references: Sequence[str]) -> float:
+    """Return the words to replace, remove or add for each word of the references, in percent.
+
+    Words are what stands between spaces: case and punctuation count.
+    """
+    with naming_the_extra("the word error rate"):
+        import jiwer
+    return 100 * jiwer.wer([*references], [*texts])
 
 
 def line_scores(

@@ -58,7 +58,7 @@ class Arguments:
             training under `training`. Flags win over the file, the file over the preset.
         source: Training text, one sentence a line, plain or compressed (gzip, xz, zstd); several
             files are one text. A .tsv, .csv or .jsonl file holds sources and targets: see
-            --columns.
+            --columns. For a model of sound, the sources are sound files; a path begins at the list.
         target: Translation of the training text, line by line: a file for each of --source that
             does not hold both.
         text: Plain text for --objective, alone or beside pairs; plain or compressed, of any size. A
@@ -113,6 +113,9 @@ class Arguments:
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
         target_lang: Code of the language of the targets; by default the one that the folder names.
+            For sounds, the code of what is spoken.
+        task: What a model of sound learns: to "transcribe", which is the default, or to "translate"
+            to English.
         output: Folder of the run and its model; by default the first free of runs/0, runs/1, ...
         overwrite: Replace the model that is in --output.
         resume: Continue the run in --output from its last checkpoint, with its own settings.
@@ -174,6 +177,7 @@ class Arguments:
     ignore_generation_config: bool = field(default=False, metadata=CHANGEABLE)
     source_lang: str | None = None
     target_lang: str | None = None
+    task: Literal["transcribe", "translate"] | None = None
     output: Path | None = field(default=None, metadata=OF_EACH_START)
     overwrite: bool = field(default=False, metadata=UNWRITTEN)
     resume: bool = field(default=False, metadata=UNWRITTEN)

@@ -134,8 +134,7 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
             for text in _files(arguments, "valid_")
         ]
         if not validation:
-            share = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * texts[0].pairs)))
-            count = arguments.valid_pairs or share
+            count = held_out_count(arguments, texts[0].pairs)
             without, chosen = held_out(store, texts[0], count=count, seed=seed, console=console)
             validation = [chosen]
     prefixes = arguments.prefixes or ("",) * len(texts)
@@ -169,6 +168,11 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
         )
         tasks.append(task)
     return RunText(tasks, prefixes, validation, len(without) > 0, tokenizer)
+
+
+def held_out_count(arguments: Arguments, pairs: int) -> int:
+    """Return how many of the training pairs are held out for validation."""
+    return arguments.valid_pairs or max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * pairs)))
 
 
 def _files(arguments: Arguments, prefix: str = "") -> list[TextFiles]:

@@ -28,18 +28,21 @@ from jax_transformer.text.batches import pad
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.parallel_text import Text
 from jax_transformer.text.plan import BatchSettings, plan_epoch
+from jax_transformer.transcription.transcriber import Transcriber
 from jax_transformer.translation import alignment_plot, model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.translate import translate
 
 GREEDY = {"beam_size": 1, "num_hypotheses": 1}  # whatever the model's defaults are
 EXAMPLES = 64  # of each denoiser, at most, that are restored
+SOUNDS = 16  # that are transcribed together
 SAMPLES = 5  # translations that are shown at an evaluation
 CURVES, ATTENTION = "curves.png", "attention.png"  # pictures in the output
 AXES = {  # of the curves: label of each panel, from the top; the values that it draws, in words
     "loss, nats a target token": {"loss": "training", "validation_loss": "validation"},
     "learning rate": {"learning_rate": "learning rate"},
     "BLEU of the validation text": {"validation_bleu": "BLEU"},
+    "word error rate, %": {"validation_wer": "word error rate"},
 }
 TRAINING = {"color": "#e69f00", "linewidth": 1}
 VALIDATION = {"color": "#0b3c6f", "linewidth": 1.5, "marker": "o", "markersize": 3}
@@ -47,7 +50,7 @@ VALIDATION = {"color": "#0b3c6f", "linewidth": 1.5, "marker": "o", "markersize":
 
 @dataclasses.dataclass
 class Evaluation:
-    """Translates the validation text greedily; other generation defaults are the model's.
+    """Translates or transcribes the validation text greedily, with the model's other defaults.
 
     Of plain text it restores the tokens of some denoising examples.
     """
@@ -78,8 +81,14 @@ class Evaluation:
         alone = jax.process_count() == 1
         mesh = self.mesh if alone else make_mesh("data=-1", jax.local_devices())
         model = trained_model(self.settings, params)
-        hypotheses = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
-        translations = [best.text for best, *_ in hypotheses]
+        values = {}
+        if self.settings.config.source_features is None:
+            found = translate(model, self.text.sources, **GREEDY, console=self.console, mesh=mesh)
+            translations = [best.text for best, *_ in found]
+        else:
+            translations = self._transcribed(model, mesh)
+            values["validation_wer"] = scores.word_error_rate(translations, self.text.targets)
+            self.console.print(f"word error rate {values['validation_wer']:.2f} %")
         self.measured = step, translations
         bleu = scores.bleu(translations, [self.text.targets], self.tokenization)
         chrf = scores.chrf(translations, [self.text.targets])
@@ -92,7 +101,24 @@ class Evaluation:
             self.console.print(chrf.report)
         if self.console.is_terminal:  # a log has them once, at the end
             self._show_samples()
-        return {"validation_bleu": bleu.value, "validation_chrf": chrf.value}
+        return values | {"validation_bleu": bleu.value, "validation_chrf": chrf.value}
+
+    def _transcribed(self, model: TrainedModel, mesh: Mesh) -> list[str]:
+        """Return the text of each validation sound, by one greedy search."""
+        arguments, texts = self.settings.arguments, []
+        heard = Transcriber(model, batch_size=SOUNDS, mesh=mesh).stream(
+            self.text.sources,
+            language=arguments["target_lang"],
+            task=arguments["task"] or "transcribe",
+            beam_size=1,
+            temperatures=(0.0,),
+            no_speech=1.0,  # no window is silent
+        )
+        for transcript in heard:
+            if transcript.fault is not None:
+                raise InputError(transcript.fault)
+            texts.append(transcript.text)
+        return texts
 
     def finish(self, output: Path, best: Best) -> None:
         """Write the best model, draw the pictures, and show its translations if not shown last."""
@@ -116,7 +142,7 @@ class Evaluation:
         pictures = {
             output / CURVES: lambda path: draw_curves(path, read_metrics(output / METRICS_FILE))
         }
-        if self.text.targets:
+        if self.text.targets and self.settings.config.source_features is None:
             pictures[output / ATTENTION] = lambda path: self._draw_attention(model, path)
         for picture, draw in pictures.items():
             try:

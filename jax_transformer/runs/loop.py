@@ -115,8 +115,8 @@ def train(run: Run, training: Corpus, validation: Corpus, console: Console) -> B
         for rows, length in layout.shapes:
             rows = filled_rows(rows, run.mesh, training_config.num_microbatches)
             target_length = layout.target_length or length
-            batch = batch_shapes(training_config, rows, length, target_length)
-            steps[batch.src.shape] = step.lower(start.state, batch, *run.teachers).compile()
+            batch = batch_shapes(run.settings.config, training_config, rows, length, target_length)
+            steps[batch.tgt_in.shape] = step.lower(start.state, batch, *run.teachers).compile()
     console.print(f"compiled in {time.monotonic() - started:.1f} s")
     with _open_outputs(run, start.progress, training, validation, console) as outputs:
         outputs.checkpoints.save(start)
@@ -150,7 +150,7 @@ def _train_steps(
         patience, since_best = training_config.patience, checkpoint.progress.evaluations_since_best
         if patience is not None and since_best >= patience:
             break
-        state, metrics = steps[batch.src.shape](checkpoint.state, batch, *run.teachers)
+        state, metrics = steps[batch.tgt_in.shape](checkpoint.state, batch, *run.teachers)
         metrics = metrics._replace(task_counts=task_counts)
         progress = checkpoint.progress.after_step(position, metrics)
         checkpoint = RunCheckpoint(progress, state, checkpoint.best_params)
@@ -208,7 +208,8 @@ def _evaluate(
     if not math.isfinite(loss):
         return checkpoint, loss
     by = run.settings.training_config.select_by
-    score = loss if by == "loss" else -measured[f"validation_{by}"]
+    value = loss if by == "loss" else measured[f"validation_{by}"]
+    score = -value if by in ("bleu", "chrf") else value
     progress = progress.after_evaluation(score)
     if progress.best_step == progress.step:
         # A copy, because the next step reuses the memory of these arrays.
@@ -365,6 +366,7 @@ def _batches(
     for epoch in itertools.count(begin.epoch):
         first = (begin.window, begin.batch) if epoch == begin.epoch else (0, 0)
         pairs = ResampledCorpus(corpus, merges, settings.seed, epoch) if merges else corpus
+        pairs = corpus.masked(settings.seed, epoch) if settings.spec_augment else pairs
         for numbered in sharded_epoch(run.mesh, pairs, settings, layout, epoch, first):
             position = Position(epoch, numbered.window, numbered.number)
             if position not in progress.skipped:

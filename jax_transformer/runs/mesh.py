@@ -6,7 +6,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Int32, Integer
+from jaxtyping import Integer, Shaped
 
 from jax_transformer.runtime.sharding import row_sharding, row_shards
 from jax_transformer.text.batches import Batch, NumberedBatch, epoch_batches, training_batches
@@ -71,8 +71,8 @@ def _local_rows(row_count: int, mesh: Mesh) -> Integer[np.ndarray, "rows"]:
 
 
 def _spread(
-    mesh: Mesh, row_count: int, part: Int32[np.ndarray, "rows length"]
-) -> Int32[jax.Array, "row_count length"]:
+    mesh: Mesh, row_count: int, part: Shaped[np.ndarray, "rows *row"]
+) -> Shaped[jax.Array, "row_count *row"]:
     """Return the global array; `part` has the rows that devices of this process hold."""
-    shape = (row_count, part.shape[1])
+    shape = (row_count, *part.shape[1:])
     return jax.make_array_from_process_local_data(row_sharding(mesh), part, shape)

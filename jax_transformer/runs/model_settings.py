@@ -20,7 +20,7 @@ from jax_transformer.convert.origin import Origin
 from jax_transformer.convert.origin import read_origin as read_huggingface_origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.errors import InputError
-from jax_transformer.model.checks import check_text
+from jax_transformer.model.checks import check_generates, check_text
 from jax_transformer.model.transformer import Params
 from jax_transformer.runs.state import RunSettings
 from jax_transformer.storage.folder import CONFIG_FILE, model_folder_of
@@ -71,7 +71,9 @@ def named_fields(
 
 def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:
     """Return the shape of the model before there is a tokenizer of at most `vocab_size` entries."""
-    return _resolved(model, BYTE_PAIR_IDS | dict.fromkeys(VOCABULARY_SIZES, vocab_size))
+    config = _resolved(model, BYTE_PAIR_IDS | dict.fromkeys(VOCABULARY_SIZES, vocab_size))
+    check_text(config)  # a model of sound needs the tokens of Whisper
+    return config
 
 
 def model_config(
@@ -113,7 +115,7 @@ def _resolved(model: Mapping[str, Any], by_tokenizer: Mapping[str, int]) -> Tran
                 f"out{remedy}"
             )
     config = TransformerConfig(**{**model, **decided})
-    check_text(config)
+    check_generates(config)
     return config
 
 
@@ -132,12 +134,10 @@ def read_initial_model(
     """
     folder = local_folder(folder)
     try:
-        model = load(
-            folder,
-            ignore_generation_config=ignore_generation_config,
-            source_lang=source_lang,
-            target_lang=target_lang,
-        ).for_text(str(folder))
+        model = load(folder, ignore_generation_config=ignore_generation_config)
+        model = model.for_text(str(folder), or_sound=True)
+        if model.config.source_features is None:
+            model = model.with_languages(source_lang, target_lang, str(folder))
     except ConversionError as error:
         fault = error.report.faults[0]
         raise InputError(

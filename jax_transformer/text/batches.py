@@ -13,6 +13,7 @@ from jaxtyping import Float, Int32, Int64, Integer
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
+from jax_transformer.text.sound_corpus import SoundCorpus
 
 READ_AHEAD = 16  # batches that a thread has ready
 Item = TypeVar("Item")
@@ -151,12 +152,14 @@ def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     targets = ends - target_lengths
     sources = targets - source_lengths
     in_rows = functools.partial(_lay_out, ids, planned, corpus.pad_id)
-    src = in_rows(sources, source_lengths, planned.length)
+    src = _as_int32("src", in_rows(sources, source_lengths, planned.length), corpus.src_vocab_size)
+    if isinstance(corpus, SoundCorpus):
+        src = corpus.features(planned.members, planned.rows)
     tgt_in = in_rows(targets, target_lengths - 1, target_length)
     tgt_out = in_rows(targets + 1, target_lengths - 1, target_length)
     is_packed = planned.member_rows is not None
     return Batch(
-        src=_as_int32("src", src, corpus.src_vocab_size),
+        src=src,
         tgt_in=_as_int32("tgt_in", tgt_in, corpus.tgt_vocab_size),
         tgt_out=_as_int32("tgt_out", tgt_out, corpus.tgt_vocab_size),
         src_segments=_segments(source_lengths, planned, planned.length) if is_packed else None,

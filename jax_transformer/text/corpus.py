@@ -151,6 +151,8 @@ class Corpus:
     pair occurs once before one occurs again, whatever the epoch.
     """
 
+    source_length = 0  # columns of every source; 0: those of its ids
+
     def __init__(
         self,
         parts: Sequence[Part],

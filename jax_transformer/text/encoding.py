@@ -78,10 +78,10 @@ def encode_pairs(
             pairs.append(np.array([*source, tokenizer.bos_id, *target], smallest))
             source_lengths.append(len(source))
     part = packed_part(pairs, source_lengths, seed, smallest)
-    return _counted(part, dropped, unknown, bad_lines)
+    return counted(part, dropped, unknown, bad_lines)
 
 
-def _counted(part: Part, dropped: Counter[str], unknown: int, bad_lines: list[str] | None) -> Part:
+def counted(part: Part, dropped: Counter[str], unknown: int, bad_lines: list[str] | None) -> Part:
     """Return a part with what became of the other pairs or documents."""
     bad = tuple(bad_lines or ())
     dropped += Counter({"dropped for a bad line": len(bad)})
@@ -128,7 +128,7 @@ def encode_documents(
         for text in np.array_split(np.array(ids, smallest), math.ceil(len(ids) / LONGEST_TEXT))
     ]
     part = packed_part(texts, [len(text) - len(end) for text in texts], seed, smallest)
-    return _counted(part, dropped, unknown, bad_lines)
+    return counted(part, dropped, unknown, bad_lines)
 
 
 def encode_text(

@@ -83,7 +83,8 @@ def epoch_layout(corpus: Corpus, settings: BatchSettings) -> EpochLayout:
     shapes, shorter = [], 0
     for length in bucket_lengths(counts, settings.bucket_count):
         share = round(counts[shorter : length + 1].sum() / counts.sum() * pairs / windows)
-        batches = max(1, math.ceil(share / max(1, settings.max_tokens // length)))
+        longer = max(length, corpus.source_length)
+        batches = max(1, math.ceil(share / max(1, settings.max_tokens // longer)))
         shapes.append((max(1, math.ceil(share / batches)), length))
         shorter = length + 1
     return EpochLayout(windows, window_pairs, tuple(shapes))

@@ -179,7 +179,7 @@ def compile_step(
     config = dataclasses.replace(config, max_length=max(length, config.max_length))
     rows = workload.rows
     rows += -rows % (sharding.row_shards(mesh) * training.num_microbatches)
-    batch = batch_shapes(training, rows, length, target_length or length)
+    batch = batch_shapes(config, training, rows, length, target_length or length)
     step = sharded_train_step(mesh, config, training)
     return compile_for_topology(step.lower(state_shapes(config, training), batch), topology)
 

@@ -23,7 +23,7 @@ Optimizer = Literal["adam", "adafactor", "muon"]
 Objective = Literal["translation", "span_corruption", "ul2", "infilling", "prefix_lm"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Criterion = Literal["loss", "bleu", "chrf"]
+Criterion = Literal["loss", "bleu", "chrf", "wer"]
 
 # Settings that have an effect only beside certain values of another one.
 ACTS_WITH = {
@@ -102,6 +102,7 @@ class TrainingConfig:
         mean_span_length: Mean tokens of a span of noise; by default 3.
         label_smoothing: Probability spread evenly over the vocabulary (section 5.4).
         max_tokens: Most tokens of a batch on each side, padding included (sentences times length).
+            A sound has as many as the window of its model has positions, 1,500 in Whisper.
         batching: A row of a batch is one pair, in "buckets" of similar lengths, or several "packed"
             pairs.
         bucket_count: With "buckets", most batch lengths; each is compiled separately.
@@ -110,11 +111,14 @@ class TrainingConfig:
         evaluation_interval: Steps between two evaluations of the validation loss; each writes a
             checkpoint of the run.
         select_by: What selects the best evaluation: the validation loss, or the BLEU or chrF of
-            the validation text, translated greedily.
+            the validation text, translated greedily; for a model of sound also the word error rate,
+            "wer".
         patience: End the run after so many evaluations without a better one. Without it, never.
         keep_checkpoints: Number of run checkpoints to keep, the newest ones.
         bpe_dropout: Probability of dropping a merge of the byte-pair encoding, drawn anew in each
             epoch (Provilkov et al. 2020); for a tokenizer that this library has trained.
+        spec_augment: Mask two spans of frames and two of bands of each sound, drawn anew in each
+            epoch (Park et al. 2019, policy LD without time warping).
         seed: Seed of initialisation, batch order, dropout and the choice of held-out pairs.
     """
 
@@ -157,6 +161,7 @@ class TrainingConfig:
     patience: Count | None = field(default=None, metadata=CHANGEABLE)
     keep_checkpoints: Count = field(default=3, metadata=CHANGEABLE)
     bpe_dropout: Share = 0.0
+    spec_augment: bool = False
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
 
     __repr__ = short_repr

@@ -38,11 +38,12 @@ def check_teacher(teacher: Teacher, config: TransformerConfig) -> None:
     """Refuse a teacher whose ids are not those of the student, and numbers out of range."""
     checked("teacher.weight", teacher.weight, TeacherWeight)
     checked("teacher.temperature", teacher.temperature, Temperature)
-    for name in ("src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS):
+    for name in ("source_features", "src_vocab_size", "tgt_vocab_size", *SPECIAL_IDS):
         ours, theirs = getattr(config, name), getattr(teacher.config, name)
         if ours != theirs:
             fault = f"the teacher has {name}={theirs}, but the student {ours}"
-            raise InputError(f"{fault}; they need one tokenizer")
+            needed = "one kind of source" if name == "source_features" else "one tokenizer"
+            raise InputError(f"{fault}; they need {needed}")
 
 
 def distillation_loss(

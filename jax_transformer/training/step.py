@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AbstractMesh, Mesh, use_abstract_mesh
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
@@ -161,10 +161,10 @@ def _split_rows(batch: Batch, parts: int, pad_id: int) -> Batch:
 
     # A part takes every `parts`-th row. So added rows of padding move no row and change no dropout,
     # and every part has rows of every device of the mesh.
-    def split(ids: Int[Array, "rows length"], padding: int) -> Int[Array, "parts _ length"]:
-        missing = -len(ids) % parts
-        ids = jnp.pad(ids, ((0, missing), (0, 0)), constant_values=padding)
-        return ids.reshape(-1, parts, ids.shape[1]).swapaxes(0, 1)
+    def split(rows: Shaped[Array, "rows *row"], padding: int) -> Shaped[Array, "parts _ *row"]:
+        missing = (0, -len(rows) % parts)
+        rows = jnp.pad(rows, (missing, *[(0, 0)] * (rows.ndim - 1)), constant_values=padding)
+        return rows.reshape(-1, parts, *rows.shape[1:]).swapaxes(0, 1)
 
     fields = zip(batch, (pad_id, pad_id, pad_id, 0, 0), strict=True)
     return Batch(*(None if ids is None else split(ids, padding) for ids, padding in fields))
@@ -338,10 +338,17 @@ def sharded_init_state(
 
 
 def batch_shapes(
-    training_config: TrainingConfig, rows: int, length: int, target_length: int
+    config: TransformerConfig,
+    training_config: TrainingConfig,
+    rows: int,
+    length: int,
+    target_length: int,
 ) -> Batch:
     """Return the shapes and dtypes of a batch of a run, without any array."""
     src = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+    if config.source_features is not None:
+        frames = 2 * config.stack("encoder").max_length
+        src = jax.ShapeDtypeStruct((rows, frames, config.source_features), jnp.float32)
     tgt = jax.ShapeDtypeStruct((rows, target_length), jnp.int32)
     if training_config.batching == "packed":
         return Batch(src, tgt, tgt, src_segments=src, tgt_segments=tgt)

@@ -1,6 +1,7 @@
 """`Transcriber`: sounds to text in one call, by a Whisper model (Radford et al. 2022)."""
 
 import dataclasses
+import functools
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float, Float32, Int32
 from msgspec import Meta
 
 from jax_transformer.audio.log_mel import HOP, SAMPLE_RATE, LogMelStream
 from jax_transformer.audio.sound_files import open_sound
+from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import check_fields, check_name, checked, declarations
 from jax_transformer.convert.generation_config import GENERATION_FILE, read_generation_config
 from jax_transformer.convert.huggingface import is_huggingface
+from jax_transformer.convert.origin import Origin
 from jax_transformer.decoding.generation import NonFiniteError
 from jax_transformer.decoding.generation_config import Count, GenerationConfig, Id
 from jax_transformer.decoding.rules import make_rules
@@ -31,12 +34,15 @@ from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params, bind
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.storage.hub import local_folder
+from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.transcription.segments import Segment, Transcript, split_at_times
 from jax_transformer.translation import model_folder
+from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import place
 
 LATEST = "max_initial_timestamp_index"  # a key of generation_config.json
+USUAL = {LATEST: 50}  # as the authors have it
 ENGLISH = 51_864  # tokens of the models of English alone
 FRAME = HOP / SAMPLE_RATE  # seconds; a time counts two
 NEEDED = ("transcribe", "translate", "startofprev", "notimestamps")  # tokens
@@ -99,7 +105,7 @@ class Transcriber:
         heard.text, heard.language, heard.segments
 
     Args:
-        model: A folder, or a name of the hub, as for `Translator`.
+        model: A folder, a name of the hub, or a loaded model, as for `Translator`.
         dtype: Type that the parameters are converted to; None keeps theirs.
         batch_size: Windows that are decoded together, each of another sound.
         mesh: The devices, from `make_mesh`; windows are distributed over the axes data and fsdp.
@@ -113,7 +119,7 @@ class Transcriber:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | TrainedModel,
         *,
         dtype: str | None = None,
         batch_size: int = 8,
@@ -121,21 +127,20 @@ class Transcriber:
     ) -> None:
         model_folder.check_dtype(dtype)
         check_whole_number("batch_size", batch_size, least=1)
-        folder, self.name, self._mesh = local_folder(model), str(model), mesh or make_mesh()
-        read = model_folder.read(folder).with_dtype(dtype)
+        self.name, values, read = "a loaded model", USUAL, model
+        if not isinstance(model, TrainedModel):
+            folder, self.name = local_folder(model), str(model)
+            read, values = model_folder.read(folder), _generation_values(folder)
+        read, self._mesh = read.with_dtype(dtype), mesh or make_mesh()
         config, tokenizer = read.config, read.tokenizer
         if config.source_features is None or tokenizer is None:
-            raise InputError(f"{model}: reads no sound, or has no tokenizer; use Translator")
-        self._ids = {name: tokenizer.token_id(f"<|{name}|>") for name in NEEDED}
-        if absent := [name for name, token in self._ids.items() if token is None]:
-            raise InputError(f"{model}: its tokenizer lacks <|{absent[0]}|>")
-        values, first = _generation_values(folder), self._ids["notimestamps"] + 1
+            raise InputError(f"{self.name}: reads no sound, or has no tokenizer; use Translator")
+        self._ids = special_ids(tokenizer, self.name)
+        first = self._ids["notimestamps"] + 1
         latest = checked(LATEST, values.get(LATEST), Id | None)
         latest = config.tgt_vocab_size if latest is None else first + latest
         self._times = np.array([first, latest], np.int32)
-        codes = range(config.bos_id + 1, min(self._ids.values()))
-        codes = codes if values.get("is_multilingual", config.tgt_vocab_size != ENGLISH) else ()
-        self.languages = {tokenizer.target.segmenter.token(code)[2:-2]: code for code in codes}
+        self.languages = language_ids(tokenizer, values.get("is_multilingual"))
         # Ids that no token has are banned: not those of times, which some folders do not name.
         banned = [token for token in read.generation.get("banned_tokens", ()) if token < first]
         self._model = place(
@@ -146,13 +151,6 @@ class Transcriber:
         self._frames = 2 * config.stack("encoder").max_length  # of a window
         device, dtype = self._mesh.devices.flat[0], jax.tree.leaves(read.params)[0].dtype
         self._execution = execution_on(device, dtype.name, config, SearchExecution)
-
-        def heard(params: Params, src: Array, tgt: Array) -> tuple[Array, Array]:
-            bound = bind(params, config, self._execution)
-            memory = bound.encode(src.astype(dtype))
-            return memory, jax.nn.softmax(bound.decode(tgt, memory)[:, 0].astype(jnp.float32))
-
-        self._heard = jax.jit(heard)
 
     def __repr__(self) -> str:
         """Return one line with the model's name and sizes."""
@@ -252,7 +250,9 @@ class Transcriber:
         starts = np.full((rows, 1), config.bos_id, np.int32)
         src, starts = jax.device_put((features, starts), row_sharding(self._mesh))
         with jax.set_mesh(self._mesh):
-            memory, first = self._heard(self._model.params, src, starts)
+            memory, first = _heard(
+                self._model.params, src, starts, self._model.config, self._execution
+            )
         first, codes = np.asarray(first), [*self.languages]
         for one, row in zip(sounds, first, strict=False):
             if codes and one.language is None:
@@ -377,6 +377,42 @@ class Transcriber:
         return dataclasses.replace(usual, renormalize=usual.beam_size == 1)
 
 
+@functools.partial(jax.jit, static_argnames=("config", "execution"))
+def _heard(
+    params: Params,
+    src: Float32[Array, "B frames bands"],
+    tgt: Int32[Array, "B 1"],
+    config: TransformerConfig,
+    execution: SearchExecution,
+) -> tuple[Float[Array, "B positions D"], Float32[Array, "B V"]]:
+    """Return the memory of windows, and the probabilities of their first tokens."""
+    bound = bind(params, config, execution)
+    memory = bound.encode(src.astype(jax.tree.leaves(params)[0].dtype))
+    return memory, jax.nn.softmax(bound.decode(tgt, memory)[:, 0].astype(jnp.float32))
+
+
+def special_ids(tokenizer: Tokenizer, name: str) -> dict[str, int]:
+    """Return the ids of `NEEDED`; refuse a tokenizer without them."""
+    ids = {token: tokenizer.token_id(f"<|{token}|>") for token in NEEDED}
+    if absent := [token for token, number in ids.items() if number is None]:
+        raise InputError(f"{name}: its tokenizer lacks <|{absent[0]}|>; take that of Whisper")
+    return ids
+
+
+def language_ids(tokenizer: Tokenizer, is_multilingual: bool | None = None) -> dict[str, int]:
+    """Return the id of each code of a language: the tokens between BOS and the tasks.
+
+    Args:
+        is_multilingual: Of generation_config.json. The models of English alone have the tokens,
+            too; without it they are known by their size.
+    """
+    codes = range(tokenizer.bos_id + 1, min(special_ids(tokenizer, "").values()))
+    if is_multilingual is None:
+        is_multilingual = tokenizer.tgt_vocab_size != ENGLISH
+    token = tokenizer.target.segmenter.token
+    return {token(code)[2:-2]: code for code in codes} if is_multilingual else {}
+
+
 def _key(seed: int, *numbers: int) -> Array:
     key = jax.random.key(seed)
     for number in numbers:
@@ -388,7 +424,11 @@ def _generation_values(folder: Path) -> dict[str, Any]:
     """Return the generation defaults of a folder, or of the one that its model comes from."""
     if is_huggingface(folder):
         return read_generation_config(folder)[0]
-    origin = model_folder.read_origin(folder)
+    return origin_values(model_folder.read_origin(folder))
+
+
+def origin_values(origin: Origin | None) -> dict[str, Any]:
+    """Return the generation defaults of the folder that a model comes from."""
     if origin and GENERATION_FILE in origin.files:
         return json.loads(origin.files[GENERATION_FILE])
-    return {LATEST: 50}  # as the authors have it
+    return USUAL

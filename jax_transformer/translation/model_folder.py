@@ -111,11 +111,11 @@ class TrainedModel(NamedTuple):
         config, generation = generating(self.config, self.generation, tokenizer, name)
         return self._replace(config=config, tokenizer=tokenizer, generation=generation)
 
-    def for_text(self, name: str) -> "TrainedModel":
-        """Return the model, which `name` calls; refuse one of ids alone, or of sound."""
+    def for_text(self, name: str, or_sound: bool = False) -> "TrainedModel":
+        """Return the model, which `name` calls; refuse one of ids alone, or that reads sound."""
         if self.tokenizer is None:
             raise InputError(f"{name}: is a model of ids alone; save it with a tokenizer for text")
-        if self.config.source_features is not None:
+        if self.config.source_features is not None and not or_sound:
             raise InputError(f"{name}: reads sound, not text; use Transcriber")
         return self
 

@@ -276,4 +276,6 @@ def test_a_missing_library_names_its_extra(tmp_path, monkeypatch, missing):
 
 
 def test_a_sound_prints_shortly():
-    assert repr(open_sound((noise(8000), 8000), "array 3")) == ("Sound(name='array 3', rate=8000)")
+    assert repr(open_sound((noise(8000), 8000), "array 3")) == (
+        "Sound(name='array 3', rate=8000, seconds=1.0)"
+    )

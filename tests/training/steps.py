@@ -49,6 +49,7 @@ OTHER_SETTINGS = {
     "patience": (3, {}),
     "keep_checkpoints": (5, {}),
     "bpe_dropout": (0.5, {}),
+    "spec_augment": (True, {}),
     "seed": (1, {}),
 }
 

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "patience": "tests/runs/test_loop.py",
     "keep_checkpoints": "tests/runs/test_averaging.py",
     "bpe_dropout": "tests/tokenizers/test_bpe_dropout.py",
+    "spec_augment": "tests/commands/test_train_sounds.py",
 }
 
 
