@@ -45,7 +45,7 @@ from jax_transformer.model.self_over_memory import (
     check_equal_lengths,
 )
 from jax_transformer.model.ssru import SSRULayer
-from jax_transformer.model.tree import Params, draw_params
+from jax_transformer.model.tree import Params, filled_params
 from jax_transformer.runtime.sharding import shard_rows
 
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B _ _"]
@@ -497,7 +497,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     checks.check_key("key", key)
     checks.check_config(config)
     checks.check_parameters(config, key)
-    return draw_params(key, config)
+    return filled_params(key, {}, config)
 
 
 def encode(

@@ -81,9 +81,10 @@ class Parameter(NamedTuple):
         """Return its shape."""
         return _shape(self._sizes(config), self.lengths)
 
-    def new_values(self, config: TransformerConfig) -> Distribution:
-        """Return what the elements of a new parameter are drawn from."""
-        return self.distribution(self._sizes(config))
+    def draw(self, key: PRNGKeyArray, config: TransformerConfig) -> Float[Array, "..."]:
+        """Return a new float32 parameter."""
+        kind, scale = self.distribution(self._sizes(config))
+        return initialization.draw(key, kind, scale, self.shape(config))
 
     def units(self, config: TransformerConfig) -> list[tuple[str, int]]:
         """Return the mesh axis of each axis that one splits, and the number of units to split."""
@@ -331,13 +332,10 @@ def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -
     return found
 
 
-def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
-    """Return new float32 parameters: each is drawn by `key` and its own path alone."""
-    return filled_params(key, {}, config)
-
-
 def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:
     """Return the parameters of a config: those of another one that it has, too, the others drawn.
+
+    A new parameter is float32, and depends on the key, its path and its shape alone.
 
         config, params, tokenizer, _ = jax_transformer.load("bart-base")
         config = config.with_head("sequence", labels=["no", "yes"])
@@ -355,21 +353,13 @@ def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) 
     for path in given.keys() & shapes.keys():
         if given[path].shape != shapes[path]:
             raise InputError(f"{path} has the shape {given[path].shape}, not {shapes[path]}")
-    return unflatten_dict(
-        {
-            path: given[path] if path in given else draw_parameter(key, config, path)
-            for path in _paths(config)
-        },
-        sep="/",
-    )
-
-
-def draw_parameter(key: PRNGKeyArray, config: TransformerConfig, path: str) -> Float[Array, "..."]:
-    """Return one new float32 parameter, drawn by `key` and its path."""
-    row = _paths(config)[path]
-    own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    kind, scale = row.new_values(config)
-    return initialization.draw(own_key, kind, scale, row.shape(config))
+    filled = {}
+    for path, row in _paths(config).items():
+        if path in given:
+            filled[path] = given[path]
+        else:
+            filled[path] = row.draw(jax.random.fold_in(key, zlib.crc32(path.encode())), config)
+    return unflatten_dict(filled, sep="/")
 
 
 @functools.lru_cache(maxsize=2**14)
