@@ -93,22 +93,6 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
         return safetensors_file.read_metadata(path, file) if kind is safetensors_file else {}
 
 
-def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
-    """Read a trainer's checkpoint: a file of torch.save, of any name, that holds its settings too.
-
-    An argparse.Namespace is read as its attributes; objects of other classes are refused.
-
-    Args:
-        remedy: What to do about a file that holds objects of other classes.
-
-    Raises:
-        WeightFileError: The file is missing, damaged, hostile or holds such objects.
-    """
-    path = Path(path)
-    with _opened(path) as file:
-        return torch_file.read_checkpoint(path, file, remedy)
-
-
 def write(
     path: str | os.PathLike,
     tensors: Mapping[str, Any],
