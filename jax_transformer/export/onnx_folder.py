@@ -164,16 +164,11 @@ class DecoderStep(nn.Module):
             memory: What the encoder returns: keys and values [B, H, S, K] of every layer in turn.
             cache: Keys and values [B, H, P, K] of the target so far, in the same order.
         """
-        layers = [
-            LayerCache(_of_layer(cache, number), _of_layer(memory, number))
-            for number in range(len(cache) // 2)
-        ]
+        targets = map(AttentionCache, cache[::2], cache[1::2])
+        sources = map(AttentionCache, memory[::2], memory[1::2])
+        layers = [*map(LayerCache, targets, sources)]
         logits, layers = self.model.step(tokens, layers, src_mask)
         return logits, [heads for layer in layers for heads in layer.self_attention]
-
-
-def _of_layer(heads: list[Heads], number: int) -> AttentionCache:
-    return AttentionCache(keys=heads[2 * number], values=heads[2 * number + 1])
 
 
 class BiasTable(RelativeAttentionBias):
