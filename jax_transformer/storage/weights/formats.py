@@ -68,19 +68,6 @@ def read(
     return {name: x for name, x in tensors.items() if reads is None or reads(name)}
 
 
-def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarray]]:
-    """Return the usual entry of a torch.save file that holds more, or None, and the tensors.
-
-    Raises:
-        WeightFileError: As for `read`.
-    """
-    path = Path(path)
-    if _format(path) is not torch_file:
-        return None, read(path)
-    with _opened(path) as file:
-        return torch_file.read_usual(path, file)
-
-
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     """Return the metadata that `write` was given for the file at `path`; torch.save has none.
 

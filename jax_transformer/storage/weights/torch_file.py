@@ -72,9 +72,10 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
-def read_usual(path: Path, file: BinaryIO) -> tuple[str | None, dict[str, np.ndarray]]:
+def read_usual(path: Path) -> tuple[str | None, dict[str, np.ndarray]]:
     """Return the usual key under which a file has a state_dict, or None, and the state_dict."""
-    size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
+    with open_regular(path, "cannot be read", error=WeightFileError) as file:
+        size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
     entries = loaded if isinstance(loaded, dict) else {}
     key = next((name for name in USUAL_KEYS if _holds_tensors(entries.get(name))), None)
     return key, _measured_arrays(path, size, _state_dict(path, loaded, key))
