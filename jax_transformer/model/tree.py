@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -58,8 +58,6 @@ class Parameter(NamedTuple):
 
     Attributes:
         lengths: The name of each axis' length, see `config.lengths`.
-        kind: "kernel" is a matrix (inputs, outputs) of a product, "bias" is added to one, "norm" is
-            the scale or bias of a norm, and "table" has a row for each token, position or bucket.
         distribution: What the elements of a new parameter are drawn from.
         needs: The fields of the configs that have it, and the values that have it.
         axes: The mesh axis that splits each axis; () is replicated, as all small parameters are.
@@ -67,15 +65,14 @@ class Parameter(NamedTuple):
 
     path: str
     lengths: tuple[str, ...]
-    kind: Literal["kernel", "bias", "norm", "table"]
     distribution: Callable[[TransformerConfig], Distribution]
     needs: Needs
     axes: tuple[str, ...] = ()
 
     @property
     def decayed(self) -> bool:
-        """Whether weight decay shrinks it: biases and norms do not decay."""
-        return self.kind in ("kernel", "table")
+        """Whether weight decay shrinks it: biases and norms, which have one axis, do not decay."""
+        return len(self.lengths) == 2
 
     def shape(self, config: TransformerConfig) -> Shape:
         """Return its shape."""
@@ -131,10 +128,10 @@ def _linear(
     def of_bias(config: TransformerConfig) -> Distribution:
         return initialization.bias(config, axis_length(config, lengths[0]), role)
 
-    yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
+    yield Parameter(f"{path}/kernel", lengths, of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
     needs = needs if bias is None else needs | {bias: (True,)}
-    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs, split)
+    yield Parameter(f"{path}/bias", lengths[1:], of_bias, needs, split)
 
 
 def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[Parameter]:
@@ -142,8 +139,8 @@ def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[
         return ZEROS if config.norm == "zero_centered_rms_norm" else ONES
 
     bias_needs = needs | {"norm_bias": (True,)}
-    yield Parameter(f"{path}/scale", (width,), "norm", of_scale, needs)
-    yield Parameter(f"{path}/bias", (width,), "norm", lambda config: ZEROS, bias_needs)
+    yield Parameter(f"{path}/scale", (width,), of_scale, needs)
+    yield Parameter(f"{path}/bias", (width,), lambda config: ZEROS, bias_needs)
 
 
 def _table(
@@ -157,7 +154,7 @@ def _table(
         rows, columns = _shape(config, lengths)
         return drawn(config, rows, columns)
 
-    return Parameter(f"{path}/embedding", lengths, "table", distribution, needs, axes)
+    return Parameter(f"{path}/embedding", lengths, distribution, needs, axes)
 
 
 COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
