@@ -203,16 +203,6 @@ def _feed_forward(path: str) -> Iterator[Parameter]:
     yield from _residual(path)
 
 
-def _head() -> Iterator[Parameter]:
-    """Yield the parameters of a classification head, whose products have biases in every config."""
-    rows = (
-        ("dense", "d_model", COLUMNS, {"head": ("sequence",)}),
-        ("output", "num_labels", ROWS, {"head": ("sequence", "token")}),
-    )
-    for name, outputs, axes, needs in rows:
-        yield from _linear(f"head/{name}", ("d_model", outputs), axes, bias=None, needs=needs)
-
-
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
     needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
@@ -236,17 +226,13 @@ def _stack(stack: str) -> Iterator[Parameter]:
     yield from _norm(f"{stack}/norm", needs={final: (True,)})
 
 
-def _convolutions() -> Iterator[Parameter]:
-    """Yield the parameters of the convolutions of sound, which have biases in every config."""
-    for number, channels in ((1, "features_by_width"), (2, "d_model_by_width")):
-        path, lengths = f"source_convolution_{number}", (channels, "d_model")
-        yield from _linear(path, lengths, COLUMNS, bias=None, needs=OF_SOUND)
-
-
 def _model() -> Iterator[Parameter]:
     size = ("tgt_vocab_size", "d_model")
     yield _table("token_embedding", size, {"token_embeddings": ("shared",)}, ROWS)
-    yield from _convolutions()
+    # The convolutions of sound and the head of a classifier have biases in every config.
+    for number, channels in ((1, "features_by_width"), (2, "d_model_by_width")):
+        path, lengths = f"source_convolution_{number}", (channels, "d_model")
+        yield from _linear(path, lengths, COLUMNS, bias=None, needs=OF_SOUND)
     for side, vocabulary, more in (
         ("source", "src_vocab_size", {"source_features": (None,)}),
         ("target", "tgt_vocab_size", ALWAYS),
@@ -261,7 +247,10 @@ def _model() -> Iterator[Parameter]:
     kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias", "logits")
     yield kernel._replace(needs={"output_projection": ("linear",)})
     yield bias  # also beside a tied table
-    yield from _head()
+    needs = {"head": ("sequence",)}
+    yield from _linear("head/dense", ("d_model", "d_model"), COLUMNS, bias=None, needs=needs)
+    needs = {"head": ("sequence", "token")}
+    yield from _linear("head/output", ("d_model", "num_labels"), ROWS, bias=None, needs=needs)
 
 
 PARAMETERS = {parameter.path: parameter for parameter in _model()}
