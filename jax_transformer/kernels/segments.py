@@ -54,11 +54,7 @@ def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
 
 
 def band_mask(queries: int, keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 queries keys"]:
-    """Return the mask of a sliding window (Beltagy et al. 2020, section 3.1).
-
-    Args:
-        window: How many earlier and how many later positions a query attends to, besides its own.
-    """
+    """Return the mask of a `SegmentMask.window` (Beltagy et al. 2020, section 3.1)."""
     distance = jnp.arange(keys) - jnp.arange(queries)[:, None]
     earlier, later = window
     return ((distance >= -earlier) & (distance <= later))[None, None]
@@ -93,12 +89,7 @@ def join_queries(
 def as_boolean_mask(
     mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
 ) -> Bool[Array, "#batch #heads _ _"] | None:
-    """Return a mask as a boolean array, True = attend. A boolean array is returned unchanged.
-
-    Args:
-        queries: Number of queries.
-        keys: Number of keys.
-    """
+    """Return a mask as a boolean array, True = attend. A boolean array is returned unchanged."""
     if not isinstance(mask, SegmentMask):
         return mask
     if mask.keys is None:

@@ -102,11 +102,8 @@ def scan_layers(
 ) -> Float[Array, "B L D"]:
     """Return the output of the last layer, computed by one loop over stacked parameters.
 
-    The loop compiles in the time of one layer. Layers may differ in their parameters only.
-
-    Args:
-        contexts: Of each layer's self-attention.
-        run: Calls one layer on its input and its context.
+    The loop compiles in the time of one layer, which `run` calls on its input and its context.
+    Layers may differ in their parameters only.
     """
     if any(context is not contexts[0] for context in contexts):
         raise InputError(
