@@ -25,6 +25,7 @@ from jax_transformer.model.tree import (
     BASE,
     LAYER,
     LORA_LEAVES,
+    SOURCE_SIDE,
     STACKS,
     TARGET_SIDE,
     Shape,
@@ -372,12 +373,13 @@ def check_params(
             "params lie on Explicit mesh axes, as jax.make_mesh makes them; use "
             "jax_transformer.make_mesh and parameter_shardings, whose axes are Auto"
         )
-    given = {path: leaf.shape for path, leaf in leaves.items() if _reads(method, path)}
+    unread = {"encode": TARGET_SIDE, "decode": SOURCE_SIDE}.get(method, ())
+    given = {path: leaf.shape for path, leaf in leaves.items() if not path.startswith(unread)}
     expected = parameter_shapes(config)
     added = {path: shape for path, shape in given.items() if is_of_adapter(path)}
     check_adapter({path.replace(BASE, "/"): shape for path, shape in added.items()}, expected)
     given = {path: shape for path, shape in given.items() if path not in added}
-    expected = {path: shape for path, shape in expected.items() if _reads(method, path)}
+    expected = {path: shape for path, shape in expected.items() if not path.startswith(unread)}
     if given != expected:
         raise InputError(_difference(params, given, expected, config))
 
@@ -405,12 +407,6 @@ def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, 
             yield from _leaves(value, f"{inside}{name}/")
         else:
             yield inside + name, value
-
-
-def _reads(method: Literal["encode", "decode"] | None, path: str) -> bool:
-    """Return whether a method reads a parameter."""
-    other = {"encode": TARGET_SIDE, "decode": ("source_", "encoder/")}
-    return not path.startswith(other.get(method, ()))
 
 
 def _difference(
