@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.cached_attention import LayerCache, RecurrenceCache, StepPosition
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import checks, functional, masks
@@ -63,14 +63,6 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "merged": MergedAttentionLayer,
     "ssru_then_cross": SSRULayer,
 }
-
-
-def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
-    """Return the class of layers whose backward pass recomputes what `remat` names."""
-    if remat == "none":
-        return layer
-    keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return nn.remat(layer, policy=keep_products if remat == "dots" else None)
 
 
 def windowed(
@@ -144,7 +136,9 @@ class LayerStack(nn.Module):
         else:
             layer = DECODER_LAYERS[config.decoder_attention]
             has_norm = config.decoder_has_final_norm
-        layer = rematerialized(layer, execution.remat)
+        if execution.remat != "none":
+            keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            layer = nn.remat(layer, policy=keep_products if execution.remat == "dots" else None)
         count = getattr(config, f"num_{self.stack}_layers")
         self.layers = [layer(config, execution) for _ in range(count)]
         if config.has_shared_relative_bias:
