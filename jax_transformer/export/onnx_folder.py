@@ -198,10 +198,9 @@ def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transf
         )
     model = Transformer(config).eval()
     model.load_state_dict(to_torch(params, config))
-    for module in [*model.modules()]:
-        for name, bias in module.named_children():
-            if isinstance(bias, RelativeAttentionBias):
-                setattr(module, name, BiasTable(bias))
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, RelativeAttentionBias):
+            model.set_submodule(name, BiasTable(module))
     return model
 
 
