@@ -3,20 +3,12 @@
 A fused kernel can read these; `as_boolean_mask` makes the boolean array that says the same.
 """
 
-import dataclasses
-from functools import partial
-
-import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Int, Shaped
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("keys", "queries"),
-    meta_fields=("causal", "window"),
-)
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class SegmentMask:
     """Which query attends to which key, by segments: a pytree; `causal`, `window` are static.
 
@@ -33,8 +25,8 @@ class SegmentMask:
 
     keys: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None
     queries: Int[Array, "batch queries"] | None = None
-    causal: bool = False
-    window: tuple[int, int] | None = None
+    causal: bool = struct.field(pytree_node=False, default=False)
+    window: tuple[int, int] | None = struct.field(pytree_node=False, default=None)
 
     def attended(self, keys: int) -> Bool[Array, "#batch keys"]:
         """Return which keys some query attends to, given the number of keys."""

@@ -4,7 +4,6 @@ Letters in shapes: B batch, S source length, T target length, D d_model, M that 
 encoder, V target vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -81,7 +80,7 @@ def windowed(
         hypotheses, slots = mask.shape[2:]
         return mask & (position.distances(slots, hypotheses) <= window[0])
     if isinstance(mask, SegmentMask):
-        return dataclasses.replace(mask, window=window)
+        return mask.replace(window=window)
     band = band_mask(length, length, window)
     return band if mask is None else mask & band
 
