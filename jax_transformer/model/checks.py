@@ -5,12 +5,13 @@ On a device nothing is refused: XLA clamps, wraps or drops an index that is out 
 anywhere, and a value that is wrong gives NaN.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 from jax.sharding import AxisType
@@ -358,7 +359,10 @@ def check_params(
             f"params of type {type(params).__qualname__} must be the nested dict of arrays that "
             "init_params returns"
         )
-    leaves = dict(_leaves(params))
+    by_names = flatten_dict(dict(params))
+    if not all(isinstance(name, str) for names in by_names for name in names):
+        raise InputError("params must be a nested dict whose keys are all names")
+    leaves = {"/".join(names): leaf for names, leaf in by_names.items()}
     for path, leaf in leaves.items():
         check_floats(f"params: {path}", leaf)
     if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves.values())):
@@ -390,16 +394,6 @@ def check_adapter(adapter: Mapping[str, Shape], base: Mapping[str, Shape]) -> No
             wanted = [(wanted[0], rank), (rank, wanted[1]), ()]
         if found != wanted:
             raise InputError(f"the adapter has {path} in the shapes {found}, not {wanted}")
-
-
-def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in params.items():
-        if not isinstance(name, str):
-            raise InputError("params must be a nested dict whose keys are all names")
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{inside}{name}/")
-        else:
-            yield inside + name, value
 
 
 def _difference(
