@@ -38,7 +38,6 @@ SELF_ATTENTION = ("self_then_cross", "self_over_memory", "merged")
 CROSS_ATTENTION = ("self_then_cross", "self_over_memory", "ssru_then_cross")
 LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
 BASE = "/base_"  # before the name of a leaf that an adapter replaced whole, beside the new one
-NEAREST = 3  # paths that a refusal proposes
 Needs = dict[str, tuple[Any, ...]]  # fields, and the values of a config that has a parameter
 ALWAYS: Needs = {}
 
@@ -310,7 +309,7 @@ def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -
     for pattern in patterns:
         matched = [path for path in paths if fnmatchcase(path, pattern)]
         if not matched:
-            nearest = difflib.get_close_matches(pattern, paths, NEAREST, cutoff=0.0)
+            nearest = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.0)
             raise InputError(
                 f"{setting}={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
             )
