@@ -95,19 +95,13 @@ def export_ctranslate2(
         translator = ctranslate2.Translator(str(staging), device="cpu")
         found = list(_translate(translator, model, proof, sources, targets))
         line = check_proof(proof, found, folder, "CTranslate2", quantization == "float32")
-        limits = _limits(config)
+        limits = LIMITS
+        if config.positions == "learned":
+            limits = {name: min(most, config.max_length) for name, most in LIMITS.items()}
+            named = ", ".join(f"{name}={value}" for name, value in limits.items())
+            line = f"{line}; its positions are learned, so give translate_batch {named}"
         _translate_longest(translator, model, sources, limits)
-        if config.positions != "learned":
-            return line
-        named = ", ".join(f"{name}={value}" for name, value in limits.items())
-        return f"{line}; its positions are learned, so give translate_batch {named}"
-
-
-def _limits(config: TransformerConfig) -> dict[str, int]:
-    """Return the lengths of `translate_batch` for which the model has positions."""
-    if config.positions != "learned":
-        return dict(LIMITS)
-    return {name: min(most, config.max_length) for name, most in LIMITS.items()}
+        return line
 
 
 def _translate_longest(
@@ -118,15 +112,9 @@ def _translate_longest(
 ) -> None:
     """Translate a source of as many tokens as fit, without an end."""
     source = [[sources[model.config.eos_id]] * limits["max_input_length"]]
-    length = limits["max_decoding_length"]
+    least = limits["max_decoding_length"]
     try:
-        translator.translate_batch(
-            source,
-            max_input_length=limits["max_input_length"],
-            max_decoding_length=length,
-            min_decoding_length=length,
-            beam_size=1,
-        )
+        translator.translate_batch(source, beam_size=1, min_decoding_length=least, **limits)
     except RuntimeError as error:
         raise InputError(f"not written, because CTranslate2 stops: {error}") from error
 

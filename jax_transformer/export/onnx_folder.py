@@ -164,16 +164,11 @@ class DecoderStep(nn.Module):
             memory: What the encoder returns: keys and values [B, H, S, K] of every layer in turn.
             cache: Keys and values [B, H, P, K] of the target so far, in the same order.
         """
-        layers = [
-            LayerCache(_of_layer(cache, number), _of_layer(memory, number))
-            for number in range(len(cache) // 2)
-        ]
+        targets = map(AttentionCache, cache[::2], cache[1::2])
+        sources = map(AttentionCache, memory[::2], memory[1::2])
+        layers = [*map(LayerCache, targets, sources)]
         logits, layers = self.model.step(tokens, layers, src_mask)
         return logits, [heads for layer in layers for heads in layer.self_attention]
-
-
-def _of_layer(heads: list[Heads], number: int) -> AttentionCache:
-    return AttentionCache(keys=heads[2 * number], values=heads[2 * number + 1])
 
 
 class BiasTable(RelativeAttentionBias):
@@ -203,10 +198,9 @@ def _with_tables(config: TransformerConfig, params: Mapping[str, Any]) -> Transf
         )
     model = Transformer(config).eval()
     model.load_state_dict(to_torch(params, config))
-    for module in [*model.modules()]:
-        for name, bias in module.named_children():
-            if isinstance(bias, RelativeAttentionBias):
-                setattr(module, name, BiasTable(bias))
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, RelativeAttentionBias):
+            model.set_submodule(name, BiasTable(module))
     return model
 
 

@@ -92,10 +92,9 @@ def execution_on(
     kind: type[Kind] = Execution,
     **overrides: str | bool | int | float | None,
 ) -> Kind:
-    """Return how a model that drops nothing is best executed on a device.
+    """Return how a model that drops nothing is best executed on a device; see `choose_for`.
 
     Args:
-        dtype: What the model computes in.
         kind: `Execution`, or `SearchExecution` for a search.
         **overrides: Fields of that class.
     """

@@ -26,7 +26,6 @@ Remat = Literal["none", "layers", "dots"]
 CacheLayout = Literal["split_heads", "joined_heads"]
 TopK = Literal["batched", "flattened"]
 Argmax = Literal["by_blocks", "at_once"]
-CopiedKernels = Literal["panels", "aligned", "none"]
 Exponentials = Literal["wide", "as_scores"]
 
 SHORTEST_FLASH = 512  # the length of queries and keys from which "flash" runs its kernels
@@ -185,7 +184,7 @@ class SearchExecution(Execution):
     """
 
     step_product: Product = "wide_sums"
-    copied_kernels: CopiedKernels = "panels"
+    copied_kernels: Literal["panels", "aligned", "none"] = "panels"
     wide_norms: bool = False
     cache: CacheLayout = "split_heads"
     wide_cache: bool = True

@@ -3,7 +3,6 @@
 Letters in shapes: B batch, T queries, S keys, H heads, G key heads, K head_dim, L length.
 """
 
-import dataclasses
 import math
 from functools import partial
 
@@ -204,7 +203,7 @@ def cudnn_attention(
         key, value = jnp.where(attended, key, 0), jnp.where(attended, value, 0)
     causal = isinstance(mask, SegmentMask) and mask.causal
     if causal:
-        segments = dataclasses.replace(mask, causal=False)
+        segments = mask.replace(causal=False)
         alone = mask.keys is None and mask.window is None
         even_mask = None if alone else as_boolean_mask(segments, length, key.shape[2])
     if even_mask is None and bias is not None and (length % 2 or key.shape[2] % 2):

@@ -3,12 +3,8 @@
 Kernels cut into panels make the products of few rows up to twice as fast on a CPU. XLA passes a
 product to Eigen, which first copies the kernel, part by part, into an order that suits the
 processor. With few rows, as in a decoding step, the copy takes longer than the product. Panels of
-few columns, cut once before the loop, need no copy. A program of half-precision parameters
-multiplies by the kernels themselves. One for a GPU needs a number of columns that 8 divides: a
-single panel has it (`SearchExecution.copied_kernels`).
-
-Panels and a transposed table are copies of parameters, so on a CPU the largest parameters have
-neither.
+few columns, cut once before the loop, need no copy. What else is copied, and for which platform, is
+in `SearchExecution`.
 """
 
 from collections.abc import Mapping

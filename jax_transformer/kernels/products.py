@@ -27,10 +27,7 @@ def linear(
     """Return `x @ kernel + bias`.
 
     Args:
-        product: "flattened" joins the leading axes of `x` for one plain matrix product, whose
-            gradient is faster on a CPU; "batched" keeps them, which is faster on a TPU;
-            "wide_sums" joins them and adds up in at least float32; "padded" is "batched", with
-            rows of 0 added where there are fewer than 8. `Panels` have a product of their own.
+        product: As `Execution.product`. `Panels` have a product of their own.
     """
     missing, in_panels = 0, isinstance(kernel, Panels)
     if product == "padded" and not any(map(is_symbolic_dim, x.shape)):

@@ -3,20 +3,12 @@
 A fused kernel can read these; `as_boolean_mask` makes the boolean array that says the same.
 """
 
-import dataclasses
-from functools import partial
-
-import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Int, Shaped
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("keys", "queries"),
-    meta_fields=("causal", "window"),
-)
-@dataclasses.dataclass(frozen=True)
+@struct.dataclass
 class SegmentMask:
     """Which query attends to which key, by segments: a pytree; `causal`, `window` are static.
 
@@ -33,8 +25,8 @@ class SegmentMask:
 
     keys: Bool[Array, "batch keys"] | Int[Array, "batch keys"] | None
     queries: Int[Array, "batch queries"] | None = None
-    causal: bool = False
-    window: tuple[int, int] | None = None
+    causal: bool = struct.field(pytree_node=False, default=False)
+    window: tuple[int, int] | None = struct.field(pytree_node=False, default=None)
 
     def attended(self, keys: int) -> Bool[Array, "#batch keys"]:
         """Return which keys some query attends to, given the number of keys."""
@@ -54,11 +46,7 @@ def causal_mask(length: int) -> Bool[Array, "1 1 length length"]:
 
 
 def band_mask(queries: int, keys: int, window: tuple[int, int]) -> Bool[Array, "1 1 queries keys"]:
-    """Return the mask of a sliding window (Beltagy et al. 2020, section 3.1).
-
-    Args:
-        window: How many earlier and how many later positions a query attends to, besides its own.
-    """
+    """Return the mask of a `SegmentMask.window` (Beltagy et al. 2020, section 3.1)."""
     distance = jnp.arange(keys) - jnp.arange(queries)[:, None]
     earlier, later = window
     return ((distance >= -earlier) & (distance <= later))[None, None]
@@ -93,12 +81,7 @@ def join_queries(
 def as_boolean_mask(
     mask: Bool[Array, "#batch #heads _ _"] | SegmentMask | None, queries: int, keys: int
 ) -> Bool[Array, "#batch #heads _ _"] | None:
-    """Return a mask as a boolean array, True = attend. A boolean array is returned unchanged.
-
-    Args:
-        queries: Number of queries.
-        keys: Number of keys.
-    """
+    """Return a mask as a boolean array, True = attend. A boolean array is returned unchanged."""
     if not isinstance(mask, SegmentMask):
         return mask
     if mask.keys is None:

@@ -5,19 +5,21 @@ On a device nothing is refused: XLA clamps, wraps or drops an index that is out 
 anywhere, and a value that is wrong gives NaN.
 """
 
-import operator
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 from jax.sharding import AxisType
 from jaxtyping import Integer, PRNGKeyArray
+from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
+from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
@@ -25,6 +27,7 @@ from jax_transformer.model.tree import (
     BASE,
     LAYER,
     LORA_LEAVES,
+    SOURCE_SIDE,
     STACKS,
     TARGET_SIDE,
     Shape,
@@ -107,16 +110,8 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
     """Raise InputError unless `value` is a whole number from `least` that an int32 holds."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
-    try:
-        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise InputError(f"{name}={shorten(value)} must be a whole number")
-    if least is not None and number < least:
-        raise InputError(f"{name}={shorten(value)} must be at least {least}")
-    if number > LARGEST:
-        raise InputError(f"{name}={shorten(value)} must be at most {LARGEST}")
+    value = np.asarray(value) if isinstance(value, jax.Array) else value
+    checked(name, value, Annotated[int, Meta(ge=least, le=LARGEST)])
 
 
 def check_ids(
@@ -364,7 +359,10 @@ def check_params(
             f"params of type {type(params).__qualname__} must be the nested dict of arrays that "
             "init_params returns"
         )
-    leaves = dict(_leaves(params))
+    by_names = flatten_dict(dict(params))
+    if not all(isinstance(name, str) for names in by_names for name in names):
+        raise InputError("params must be a nested dict whose keys are all names")
+    leaves = {"/".join(names): leaf for names, leaf in by_names.items()}
     for path, leaf in leaves.items():
         check_floats(f"params: {path}", leaf)
     if jax.device_count() > 1 and any(map(_is_on_explicit_axes, leaves.values())):
@@ -372,12 +370,13 @@ def check_params(
             "params lie on Explicit mesh axes, as jax.make_mesh makes them; use "
             "jax_transformer.make_mesh and parameter_shardings, whose axes are Auto"
         )
-    given = {path: leaf.shape for path, leaf in leaves.items() if _reads(method, path)}
+    unread = {"encode": TARGET_SIDE, "decode": SOURCE_SIDE}.get(method, ())
+    given = {path: leaf.shape for path, leaf in leaves.items() if not path.startswith(unread)}
     expected = parameter_shapes(config)
     added = {path: shape for path, shape in given.items() if is_of_adapter(path)}
     check_adapter({path.replace(BASE, "/"): shape for path, shape in added.items()}, expected)
     given = {path: shape for path, shape in given.items() if path not in added}
-    expected = {path: shape for path, shape in expected.items() if _reads(method, path)}
+    expected = {path: shape for path, shape in expected.items() if not path.startswith(unread)}
     if given != expected:
         raise InputError(_difference(params, given, expected, config))
 
@@ -395,22 +394,6 @@ def check_adapter(adapter: Mapping[str, Shape], base: Mapping[str, Shape]) -> No
             wanted = [(wanted[0], rank), (rank, wanted[1]), ()]
         if found != wanted:
             raise InputError(f"the adapter has {path} in the shapes {found}, not {wanted}")
-
-
-def _leaves(params: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in params.items():
-        if not isinstance(name, str):
-            raise InputError("params must be a nested dict whose keys are all names")
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{inside}{name}/")
-        else:
-            yield inside + name, value
-
-
-def _reads(method: Literal["encode", "decode"] | None, path: str) -> bool:
-    """Return whether a method reads a parameter."""
-    other = {"encode": TARGET_SIDE, "decode": ("source_", "encoder/")}
-    return not path.startswith(other.get(method, ()))
 
 
 def _difference(

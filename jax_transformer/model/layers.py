@@ -45,7 +45,7 @@ from jax_transformer.kernels.fused_attention import fused_attention
 from jax_transformer.kernels.panels import Panels
 from jax_transformer.kernels.products import linear, linear_by_rows, mixed_linear
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
-from jax_transformer.model import functional, initialization, tree
+from jax_transformer.model import functional, tree
 from jax_transformer.model.norms import norm
 from jax_transformer.runtime.sharding import constrain
 
@@ -83,9 +83,7 @@ def parameter(module: nn.Module, name: str) -> Float[Array | np.ndarray, "..."] 
     row = tree.find_parameter("/".join((*module.path, name)))
     if row is None or row.missing_fields(module.config):
         return None
-    kind, scale = row.new_values(module.config)
-    shape = row.shape(module.config)
-    return module.param(name, lambda key: initialization.draw(key, kind, scale, shape))
+    return module.param(name, lambda key: row.draw(key, module.config))
 
 
 def add_adapter(

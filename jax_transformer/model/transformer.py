@@ -4,7 +4,6 @@ Letters in shapes: B batch, S source length, T target length, D d_model, M that 
 encoder, V target vocabulary.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from jax_transformer.config import Stack, TransformerConfig
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.cached_attention import LayerCache, RecurrenceCache, StepPosition
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution, Remat
+from jax_transformer.kernels.execution import DEFAULT_EXECUTION, CacheLayout, Execution
 from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask, band_mask
 from jax_transformer.kernels.softmax import soft_cap
 from jax_transformer.model import checks, functional, masks
@@ -45,7 +44,7 @@ from jax_transformer.model.self_over_memory import (
     check_equal_lengths,
 )
 from jax_transformer.model.ssru import SSRULayer
-from jax_transformer.model.tree import Params, draw_params
+from jax_transformer.model.tree import Params, filled_params
 from jax_transformer.runtime.sharding import shard_rows
 
 Source = Int[Array | np.ndarray, "B S"] | Float[Array | np.ndarray, "B _ _"]
@@ -65,14 +64,6 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
 }
 
 
-def rematerialized(layer: type[nn.Module], remat: Remat) -> type[nn.Module]:
-    """Return the class of layers whose backward pass recomputes what `remat` names."""
-    if remat == "none":
-        return layer
-    keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return nn.remat(layer, policy=keep_products if remat == "dots" else None)
-
-
 def windowed(
     mask: Mask, window: tuple[int, int] | None, length: int, position: StepPosition | None
 ) -> Mask:
@@ -89,7 +80,7 @@ def windowed(
         hypotheses, slots = mask.shape[2:]
         return mask & (position.distances(slots, hypotheses) <= window[0])
     if isinstance(mask, SegmentMask):
-        return dataclasses.replace(mask, window=window)
+        return mask.replace(window=window)
     band = band_mask(length, length, window)
     return band if mask is None else mask & band
 
@@ -102,11 +93,8 @@ def scan_layers(
 ) -> Float[Array, "B L D"]:
     """Return the output of the last layer, computed by one loop over stacked parameters.
 
-    The loop compiles in the time of one layer. Layers may differ in their parameters only.
-
-    Args:
-        contexts: Of each layer's self-attention.
-        run: Calls one layer on its input and its context.
+    The loop compiles in the time of one layer, which `run` calls on its input and its context.
+    Layers may differ in their parameters only.
     """
     if any(context is not contexts[0] for context in contexts):
         raise InputError(
@@ -147,7 +135,9 @@ class LayerStack(nn.Module):
         else:
             layer = DECODER_LAYERS[config.decoder_attention]
             has_norm = config.decoder_has_final_norm
-        layer = rematerialized(layer, execution.remat)
+        if execution.remat != "none":
+            keep_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            layer = nn.remat(layer, policy=keep_products if execution.remat == "dots" else None)
         count = getattr(config, f"num_{self.stack}_layers")
         self.layers = [layer(config, execution) for _ in range(count)]
         if config.has_shared_relative_bias:
@@ -497,7 +487,7 @@ def init_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
     checks.check_key("key", key)
     checks.check_config(config)
     checks.check_parameters(config, key)
-    return draw_params(key, config)
+    return filled_params(key, {}, config)
 
 
 def encode(

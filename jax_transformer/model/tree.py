@@ -12,7 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -38,7 +38,6 @@ SELF_ATTENTION = ("self_then_cross", "self_over_memory", "merged")
 CROSS_ATTENTION = ("self_then_cross", "self_over_memory", "ssru_then_cross")
 LORA_LEAVES = ("lora_a", "lora_b", "lora_scale")  # of an adapter, beside a kernel; see `adapters`
 BASE = "/base_"  # before the name of a leaf that an adapter replaced whole, beside the new one
-NEAREST = 3  # paths that a refusal proposes
 Needs = dict[str, tuple[Any, ...]]  # fields, and the values of a config that has a parameter
 ALWAYS: Needs = {}
 
@@ -58,8 +57,6 @@ class Parameter(NamedTuple):
 
     Attributes:
         lengths: The name of each axis' length, see `config.lengths`.
-        kind: "kernel" is a matrix (inputs, outputs) of a product, "bias" is added to one, "norm" is
-            the scale or bias of a norm, and "table" has a row for each token, position or bucket.
         distribution: What the elements of a new parameter are drawn from.
         needs: The fields of the configs that have it, and the values that have it.
         axes: The mesh axis that splits each axis; () is replicated, as all small parameters are.
@@ -67,23 +64,23 @@ class Parameter(NamedTuple):
 
     path: str
     lengths: tuple[str, ...]
-    kind: Literal["kernel", "bias", "norm", "table"]
     distribution: Callable[[TransformerConfig], Distribution]
     needs: Needs
     axes: tuple[str, ...] = ()
 
     @property
     def decayed(self) -> bool:
-        """Whether weight decay shrinks it: biases and norms do not decay."""
-        return self.kind in ("kernel", "table")
+        """Whether weight decay shrinks it: biases and norms, which have one axis, do not decay."""
+        return len(self.lengths) == 2
 
     def shape(self, config: TransformerConfig) -> Shape:
         """Return its shape."""
         return _shape(self._sizes(config), self.lengths)
 
-    def new_values(self, config: TransformerConfig) -> Distribution:
-        """Return what the elements of a new parameter are drawn from."""
-        return self.distribution(self._sizes(config))
+    def draw(self, key: PRNGKeyArray, config: TransformerConfig) -> Float[Array, "..."]:
+        """Return a new float32 parameter."""
+        kind, scale = self.distribution(self._sizes(config))
+        return initialization.draw(key, kind, scale, self.shape(config))
 
     def units(self, config: TransformerConfig) -> list[tuple[str, int]]:
         """Return the mesh axis of each axis that one splits, and the number of units to split."""
@@ -130,10 +127,10 @@ def _linear(
     def of_bias(config: TransformerConfig) -> Distribution:
         return initialization.bias(config, axis_length(config, lengths[0]), role)
 
-    yield Parameter(f"{path}/kernel", lengths, "kernel", of_kernel, needs, axes)
+    yield Parameter(f"{path}/kernel", lengths, of_kernel, needs, axes)
     split = axes[1:] if axes[1] == "tensor" else ()
     needs = needs if bias is None else needs | {bias: (True,)}
-    yield Parameter(f"{path}/bias", lengths[1:], "bias", of_bias, needs, split)
+    yield Parameter(f"{path}/bias", lengths[1:], of_bias, needs, split)
 
 
 def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[Parameter]:
@@ -141,8 +138,8 @@ def _norm(path: str, width: str = "d_model", needs: Needs = ALWAYS) -> Iterator[
         return ZEROS if config.norm == "zero_centered_rms_norm" else ONES
 
     bias_needs = needs | {"norm_bias": (True,)}
-    yield Parameter(f"{path}/scale", (width,), "norm", of_scale, needs)
-    yield Parameter(f"{path}/bias", (width,), "norm", lambda config: ZEROS, bias_needs)
+    yield Parameter(f"{path}/scale", (width,), of_scale, needs)
+    yield Parameter(f"{path}/bias", (width,), lambda config: ZEROS, bias_needs)
 
 
 def _table(
@@ -156,7 +153,7 @@ def _table(
         rows, columns = _shape(config, lengths)
         return drawn(config, rows, columns)
 
-    return Parameter(f"{path}/embedding", lengths, "table", distribution, needs, axes)
+    return Parameter(f"{path}/embedding", lengths, distribution, needs, axes)
 
 
 COLUMNS, ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
@@ -205,16 +202,6 @@ def _feed_forward(path: str) -> Iterator[Parameter]:
     yield from _residual(path)
 
 
-def _head() -> Iterator[Parameter]:
-    """Yield the parameters of a classification head, whose products have biases in every config."""
-    rows = (
-        ("dense", "d_model", COLUMNS, {"head": ("sequence",)}),
-        ("output", "num_labels", ROWS, {"head": ("sequence", "token")}),
-    )
-    for name, outputs, axes, needs in rows:
-        yield from _linear(f"head/{name}", ("d_model", outputs), axes, bias=None, needs=needs)
-
-
 def _relative_bias(path: str, kind: str) -> Parameter:
     lengths = ("relative_attention_num_buckets", "num_heads")
     needs = {"positions": ("relative",), "relative_attention_bias": (kind,)}
@@ -238,17 +225,13 @@ def _stack(stack: str) -> Iterator[Parameter]:
     yield from _norm(f"{stack}/norm", needs={final: (True,)})
 
 
-def _convolutions() -> Iterator[Parameter]:
-    """Yield the parameters of the convolutions of sound, which have biases in every config."""
-    for number, channels in ((1, "features_by_width"), (2, "d_model_by_width")):
-        path, lengths = f"source_convolution_{number}", (channels, "d_model")
-        yield from _linear(path, lengths, COLUMNS, bias=None, needs=OF_SOUND)
-
-
 def _model() -> Iterator[Parameter]:
     size = ("tgt_vocab_size", "d_model")
     yield _table("token_embedding", size, {"token_embeddings": ("shared",)}, ROWS)
-    yield from _convolutions()
+    # The convolutions of sound and the head of a classifier have biases in every config.
+    for number, channels in ((1, "features_by_width"), (2, "d_model_by_width")):
+        path, lengths = f"source_convolution_{number}", (channels, "d_model")
+        yield from _linear(path, lengths, COLUMNS, bias=None, needs=OF_SOUND)
     for side, vocabulary, more in (
         ("source", "src_vocab_size", {"source_features": (None,)}),
         ("target", "tgt_vocab_size", ALWAYS),
@@ -263,7 +246,10 @@ def _model() -> Iterator[Parameter]:
     kernel, bias = _linear("output_projection", size, COLUMNS, "output_bias", "logits")
     yield kernel._replace(needs={"output_projection": ("linear",)})
     yield bias  # also beside a tied table
-    yield from _head()
+    needs = {"head": ("sequence",)}
+    yield from _linear("head/dense", ("d_model", "d_model"), COLUMNS, bias=None, needs=needs)
+    needs = {"head": ("sequence", "token")}
+    yield from _linear("head/output", ("d_model", "num_labels"), ROWS, bias=None, needs=needs)
 
 
 PARAMETERS = {parameter.path: parameter for parameter in _model()}
@@ -323,7 +309,7 @@ def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -
     for pattern in patterns:
         matched = [path for path in paths if fnmatchcase(path, pattern)]
         if not matched:
-            nearest = difflib.get_close_matches(pattern, paths, NEAREST, cutoff=0.0)
+            nearest = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.0)
             raise InputError(
                 f"{setting}={pattern!r} matches no parameter; the nearest are {', '.join(nearest)}"
             )
@@ -331,13 +317,10 @@ def match_paths(setting: str, paths: Collection[str], patterns: Iterable[str]) -
     return found
 
 
-def draw_params(key: PRNGKeyArray, config: TransformerConfig) -> Params:
-    """Return new float32 parameters: each is drawn by `key` and its own path alone."""
-    return filled_params(key, {}, config)
-
-
 def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) -> Params:
     """Return the parameters of a config: those of another one that it has, too, the others drawn.
+
+    A new parameter is float32, and depends on the key, its path and its shape alone.
 
         config, params, tokenizer, _ = jax_transformer.load("bart-base")
         config = config.with_head("sequence", labels=["no", "yes"])
@@ -355,21 +338,13 @@ def filled_params(key: PRNGKeyArray, params: Params, config: TransformerConfig) 
     for path in given.keys() & shapes.keys():
         if given[path].shape != shapes[path]:
             raise InputError(f"{path} has the shape {given[path].shape}, not {shapes[path]}")
-    return unflatten_dict(
-        {
-            path: given[path] if path in given else draw_parameter(key, config, path)
-            for path in _paths(config)
-        },
-        sep="/",
-    )
-
-
-def draw_parameter(key: PRNGKeyArray, config: TransformerConfig, path: str) -> Float[Array, "..."]:
-    """Return one new float32 parameter, drawn by `key` and its path."""
-    row = _paths(config)[path]
-    own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    kind, scale = row.new_values(config)
-    return initialization.draw(own_key, kind, scale, row.shape(config))
+    filled = {}
+    for path, row in _paths(config).items():
+        if path in given:
+            filled[path] = given[path]
+        else:
+            filled[path] = row.draw(jax.random.fold_in(key, zlib.crc32(path.encode())), config)
+    return unflatten_dict(filled, sep="/")
 
 
 @functools.lru_cache(maxsize=2**14)

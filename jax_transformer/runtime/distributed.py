@@ -13,16 +13,18 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import Bool
+from msgspec import Meta
 
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.config import LARGEST
+from jax_transformer.config.declared import checked
+from jax_transformer.errors import InputError
 
-MOST = 2**31 - 1  # JAX hands numbers on as int32
 GRACE = 5  # seconds by which the watchdog, with its one line, is earlier than JAX, which aborts
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # the variable holds a step's tasks
 TPU_HOSTS = "TPU_WORKER_HOSTNAMES"  # separated by commas
@@ -95,7 +97,8 @@ def initialize(
     """
     named = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     detection = None  # JAX's own, of what a cluster says
-    _check_range("lost_after", lost_after, 1, MOST)
+    # JAX hands these numbers on as int32.
+    checked("lost_after", lost_after, Annotated[int, Meta(ge=1, le=LARGEST)])
     missing = [name for name, value in named.items() if value is None]
     if len(missing) == len(named):
         if not _launched_together():
@@ -105,8 +108,8 @@ def initialize(
         raise InputError(f"{missing[0]}=None: name all of {', '.join(named)}, or none")
     else:
         host, port = _checked_address(coordinator)
-        _check_range("num_processes", num_processes, 1, MOST)
-        _check_range("process_id", process_id, 0, num_processes - 1)
+        checked("num_processes", num_processes, Annotated[int, Meta(ge=1, le=LARGEST)])
+        checked("process_id", process_id, Annotated[int, Meta(ge=0, le=num_processes - 1)])
         if num_processes == 1:
             return
         if process_id == 0:
@@ -238,11 +241,6 @@ def fail(error: Exception) -> NoReturn:
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise InputError(f"{name}={shorten(value)} must be from {least} to {most}")
 
 
 def _alone() -> bool:

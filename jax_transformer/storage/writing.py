@@ -20,8 +20,7 @@ WRITING = ".writing."  # before the name of a file or folder that is not whole y
 
 def exists_already(path: Path, kind: str = "output") -> InputError:
     """Return the error for a path that would be overwritten; `kind` is what is written."""
-    remedy = f"name another {kind} or overwrite it (--overwrite)"
-    return InputError(f"{path}: exists already; {remedy}")
+    return InputError(f"{path}: exists already; name another {kind} or overwrite it (--overwrite)")
 
 
 def check_path(path: Path, suffix: str = "") -> None:

@@ -97,9 +97,10 @@ def test_a_text_without_an_end_or_a_long_line_does_not_stop_the_engine(base, tmp
 
 
 def test_positions_that_the_engine_lacks_are_not_written(base, tmp_path, monkeypatch):
-    limits = ctranslate2_folder.LIMITS
-    monkeypatch.setattr(ctranslate2_folder, "LIMITS", {"max_input_length": 9})
-    monkeypatch.setattr(ctranslate2_folder, "_limits", lambda _: limits)
+    positions = ctranslate2_folder._positions
+    monkeypatch.setattr(
+        ctranslate2_folder, "_positions", lambda *arguments: positions(*arguments)[:40].copy()
+    )
     line = refusal(
         ctranslate2_folder.export_ctranslate2, with_preset(base, "vaswani2017"), tmp_path
     )

@@ -13,7 +13,7 @@ from jax_transformer import InputError, apply, convert
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
 from jax_transformer.model import ssru
-from jax_transformer.model.tree import PARAMETERS, draw_params
+from jax_transformer.model.tree import PARAMETERS, filled_params
 from tests.models import random_params, random_tokens, shallow_config, small_config
 from tests.parity.ladder import ROUNDED, bound, error
 from tests.tiers import tiered
@@ -127,7 +127,7 @@ def test_layers_in_a_loop_and_rematerialized_ones_have_the_same_gradients():
 
 def test_new_gates_have_no_bias_and_matrices_those_of_a_feed_forward_network():
     config = small_config("ssru", d_ff=42, initialization="torch_default")
-    layer = draw_params(jax.random.key(0), config)["decoder"]["layers_0"]
+    layer = filled_params(jax.random.key(0), {}, config)["decoder"]["layers_0"]
     assert not layer["recurrence"]["forget"]["bias"].any()
     assert layer["recurrence"]["input"].keys() == {"kernel"}
     assert layer.keys().isdisjoint({"self_attention", "self_attention_residual"})
@@ -135,7 +135,7 @@ def test_new_gates_have_no_bias_and_matrices_those_of_a_feed_forward_network():
     for name in ("input", "forget"):
         row = PARAMETERS[f"{FIRST}/{name}/kernel"]
         assert row.axes == of_feed_forward.axes
-        assert row.new_values(config) == of_feed_forward.new_values(config)
+        assert row.distribution(config) == of_feed_forward.distribution(config)
 
 
 def test_a_mask_of_several_heads_is_refused():

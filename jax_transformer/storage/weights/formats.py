@@ -68,19 +68,6 @@ def read(
     return {name: x for name, x in tensors.items() if reads is None or reads(name)}
 
 
-def read_usual(path: str | os.PathLike) -> tuple[str | None, dict[str, np.ndarray]]:
-    """Return the usual entry of a torch.save file that holds more, or None, and the tensors.
-
-    Raises:
-        WeightFileError: As for `read`.
-    """
-    path = Path(path)
-    if _format(path) is not torch_file:
-        return None, read(path)
-    with _opened(path) as file:
-        return torch_file.read_usual(path, file)
-
-
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     """Return the metadata that `write` was given for the file at `path`; torch.save has none.
 
@@ -91,22 +78,6 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     with _opened(path) as file:
         kind = _format(path)
         return safetensors_file.read_metadata(path, file) if kind is safetensors_file else {}
-
-
-def read_checkpoint(path: str | os.PathLike, remedy: str) -> torch_file.Checkpoint:
-    """Read a trainer's checkpoint: a file of torch.save, of any name, that holds its settings too.
-
-    An argparse.Namespace is read as its attributes; objects of other classes are refused.
-
-    Args:
-        remedy: What to do about a file that holds objects of other classes.
-
-    Raises:
-        WeightFileError: The file is missing, damaged, hostile or holds such objects.
-    """
-    path = Path(path)
-    with _opened(path) as file:
-        return torch_file.read_checkpoint(path, file, remedy)
 
 
 def write(

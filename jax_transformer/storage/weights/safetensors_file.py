@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,34 +60,31 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
     if _free_text(metadata) != metadata:
         raise WeightFileError(f"{path}: names in the metadata must not begin with {_DIGEST!r}")
     # As the library sorts them: a tensor begins at a multiple of its items' size.
-    names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-    text = {**metadata, **{f"{_DIGEST}:{name}": "0" * 64 for name in names}}
+    arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    text = {**metadata, **{f"{_DIGEST}:{name}": "0" * 64 for name in arrays}}
     text[_DIGEST] = json_digest(metadata)
     with path.open("wb") as file:
-        file.write(_header(arrays, names, text))
-        for name in names:
-            array = np.asarray(arrays[name], order="C")
-            text[f"{_DIGEST}:{name}"] = _tensor_digest(name, array)
-            file.write(array.reshape(-1).view(np.uint8))
+        file.write(_header(arrays, text))
+        for name, array in arrays.items():
+            contiguous = np.asarray(array, order="C")
+            text[f"{_DIGEST}:{name}"] = _tensor_digest(name, contiguous)
+            file.write(contiguous.reshape(-1).view(np.uint8))
         file.seek(0)  # each digest is known now
-        file.write(_header(arrays, names, text))
+        file.write(_header(arrays, text))
 
 
-def _header(
-    arrays: Mapping[str, np.ndarray], names: Sequence[str], metadata: Mapping[str, str]
-) -> bytes:
+def _header(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """Return the header of a file with these tensors in this order, its length before it."""
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     entries: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for name in names:
-        array, begin = arrays[name], end
-        end += array.nbytes
+    begin = 0
+    for name, array in arrays.items():
         entries[name] = {
             "dtype": kinds[array.dtype],
             "shape": array.shape,
-            "data_offsets": (begin, end),
+            "data_offsets": (begin, begin + array.nbytes),
         }
+        begin += array.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text

@@ -40,11 +40,7 @@ def weight_names(folder: Path) -> list[str]:
 
 
 def read_weights(folder: Path, reads: Callable[[str], bool] | None = None) -> dict[str, np.ndarray]:
-    """Return the tensors of a folder, all shards together; see `formats.read`.
-
-    Args:
-        reads: Whether a tensor of this name is read; None reads all.
-    """
+    """Return the tensors of a folder, all shards together; `reads` as of `formats.read`."""
     first = weight_names(folder)[0]
     if not first.endswith(".index.json"):
         return formats.read(folder / first, reads=reads)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from jax_transformer.errors import shorten
-from jax_transformer.storage.reading import errors_naming
+from jax_transformer.storage.reading import errors_naming, open_regular
 from jax_transformer.storage.weights.arrays import as_numpy, as_torch
 from jax_transformer.storage.weights.checks import (
     MAX_HEADER,
@@ -72,18 +72,29 @@ def read(path: Path, file: BinaryIO, key: str | None) -> dict[str, np.ndarray]:
     return _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
-def read_usual(path: Path, file: BinaryIO) -> tuple[str | None, dict[str, np.ndarray]]:
+def read_usual(path: Path) -> tuple[str | None, dict[str, np.ndarray]]:
     """Return the usual key under which a file has a state_dict, or None, and the state_dict."""
-    size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
+    with open_regular(path, "cannot be read", error=WeightFileError) as file:
+        size, loaded = _load(path, file, MAX_HEADER, _GLOBALS, _ALONE)
     entries = loaded if isinstance(loaded, dict) else {}
     key = next((name for name in USUAL_KEYS if _holds_tensors(entries.get(name))), None)
     return key, _measured_arrays(path, size, _state_dict(path, loaded, key))
 
 
-def read_checkpoint(path: Path, file: BinaryIO, remedy: str) -> Checkpoint:
-    """Return what a trainer saved: tensors, plain values, and settings of argparse."""
+def read_checkpoint(path: Path, remedy: str) -> Checkpoint:
+    """Read a trainer's checkpoint: a file of torch.save, of any name, that holds its settings too.
+
+    An argparse.Namespace is read as its attributes; objects of other classes are refused.
+
+    Args:
+        remedy: What to do about a file that holds objects of other classes.
+
+    Raises:
+        WeightFileError: The file is missing, damaged, hostile or holds such objects.
+    """
     allowed = {*_GLOBALS, _NAMESPACE}
-    return Checkpoint(path, *_load(path, file, MAX_CHECKPOINT_PICKLE, allowed, remedy))
+    with open_regular(path, "cannot be read", error=WeightFileError) as file:
+        return Checkpoint(path, *_load(path, file, MAX_CHECKPOINT_PICKLE, allowed, remedy))
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

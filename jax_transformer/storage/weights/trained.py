@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.storage.weights import formats, shards
+from jax_transformer.storage.weights import formats, shards, torch_file
 from jax_transformer.storage.weights.checks import WeightFileError
 
 # What torch.compile and checkpointed activations put before the names of a module's own parts.
@@ -42,12 +42,12 @@ def read_trained(
         raise WeightFileError(f"{path}: key={key!r} is for torch.save files; leave it out")
     if path.is_dir():
         read = shards.read_weights(path)
-    elif key is not None:
-        read = formats.read(path, key=key)
-    else:
-        key, read = formats.read_usual(path)
+    elif key is None and path.suffix in formats.TORCH:
+        key, read = torch_file.read_usual(path)
         if key is not None:
             tell(f"note: read the entry {key!r} of {path}; --key reads another")
+    else:
+        read = formats.read(path, key=key)
     names = plain_names(read)
     tensors = {names[name]: tensor for name, tensor in read.items() if name in names}
     if wrapped := [name for name, own in names.items() if name != own]:
