@@ -98,36 +98,30 @@ class BatchedModel:
     def _compute(
         self, function: Function, rows: Sequence[Sequence[int]]
     ) -> list[Float[np.ndarray, "*rest"]]:
-        """Return what a compiled function returns for each row; rows of like length are a batch."""
+        """Return what a compiled function returns for each row; rows of like length are a batch.
+
+        A batch has one of two numbers of rows, so that each length is compiled twice at most.
+        """
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(rows):
             length = min(power_of_two(max(SHORTEST, len(ids))), self._most)  # one of few
             by_length.setdefault(length, []).append(index)
         results: list[Float[np.ndarray, "*rest"]] = [np.empty(0, np.float32)] * len(rows)
+        shards = row_shards(self._mesh)
         for length, members in by_length.items():
-            for batch, found in self._batches(function, rows, members, length):
+            full = shards * max(1, self._max_tokens // length)
+            few = min(full, shards * FEW)
+            computed = []  # by the devices, while the host makes the next batch
+            while members:
+                count = full if len(members) >= full else few  # so at most `few` rows are in vain
+                batch, members = members[:count], members[count:]
+                ids = [rows[index] for index in np.resize(batch, count)]
+                lengths = np.array([len(row) for row in ids], np.int32)
+                arrays = (pad(ids, self.model.config.pad_id, length), lengths)
+                src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
+                with jax.set_mesh(self._mesh):
+                    computed.append((batch, function(self.model.params, src, lengths)))
+            for batch, found in computed:
                 for index, result in zip(batch, np.asarray(found), strict=False):
                     results[index] = result
-        return results
-
-    def _batches(
-        self, function: Function, rows: Sequence[Sequence[int]], members: list[int], length: int
-    ) -> list[tuple[list[int], Float[Array, "B *rest"]]]:
-        """Return the members of each batch, and their results, which the devices compute.
-
-        A batch has one of two numbers of rows, so that each length is compiled twice at most.
-        """
-        shards = row_shards(self._mesh)
-        full = shards * max(1, self._max_tokens // length)
-        few = min(full, shards * FEW)
-        results = []
-        while members:
-            count = full if len(members) >= full else few  # so at most `few` rows are in vain
-            batch, members = members[:count], members[count:]
-            ids = [rows[index] for index in np.resize(batch, count)]
-            lengths = np.array([len(row) for row in ids], np.int32)
-            arrays = (pad(ids, self.model.config.pad_id, length), lengths)
-            src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
-            with jax.set_mesh(self._mesh):
-                results.append((batch, function(self.model.params, src, lengths)))
         return results
