@@ -144,20 +144,6 @@ def split_sentences(text: str, language: str | None) -> list[str]:
     return parts
 
 
-def sources_of(texts: Sequence[Sequence[str]], first: int, language: str | None) -> list[Source]:
-    """Return the sources of lines, given by their parts as `split_sentences` returns them.
-
-    Args:
-        first: Number of the first line.
-        language: As for `split_sentences`; None: each line is whole.
-    """
-    return [
-        Source(text, line, 0 if language is None else sentence)
-        for line, parts in enumerate(texts, first)
-        for sentence, text in enumerate(parts[1::2], 1)
-    ]
-
-
 def encode_sources(
     model: TrainedModel,
     overlong: Literal["refuse", "cut"],

@@ -40,7 +40,6 @@ from jax_transformer.translation.sources import (
     Source,
     check_split,
     encode_sources,
-    sources_of,
     split_sentences,
 )
 
@@ -348,7 +347,11 @@ def translate_windows(
             sources = encode_sources(
                 search.models[0],
                 search.lines.overlong,
-                sources_of(texts, skip + 1, language),
+                [
+                    Source(text, line, 0 if language is None else sentence)
+                    for line, parts in enumerate(texts, skip + 1)
+                    for sentence, text in enumerate(parts[1::2], 1)
+                ],
                 prefix=prefix,
                 bad_lines=bad_lines,
                 cut=cut,
