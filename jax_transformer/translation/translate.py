@@ -289,10 +289,7 @@ def translate(
 ) -> Iterator[list[Translation]]:
     """Yield the translations of each line of a list, in order; all lines are one window.
 
-    Args:
-        mesh: As for `text_search`.
-        console: As for `translate_windows`.
-        **options: As for `text_search`.
+    The arguments are those of `text_search` and of `translate_windows`.
     """
     search, lines = text_search([model], mesh, **options), list(lines)
     windows = translate_windows(search, [lines], total=len(lines), console=console)
