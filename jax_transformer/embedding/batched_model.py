@@ -1,6 +1,6 @@
 """What `Embedder` and `Classifier` share: a model of rows of ids, computed in few shapes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number
 from jax_transformer.model.transformer import Params
@@ -31,13 +31,6 @@ def check_options(dtype: str | None, max_length: int | None, max_tokens: int) ->
     if max_length is not None:
         check_whole_number("max_length", max_length, least=1)
     check_whole_number("max_tokens", max_tokens, least=1)
-
-
-def listed(texts: Iterable[Any]) -> Iterable[Any]:
-    """Return texts; refuse one alone."""
-    if isinstance(texts, str):
-        raise InputError(f"texts={shorten(texts)} must be a list of texts")
-    return texts
 
 
 class BatchedModel:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
 
-from jax_transformer.embedding.batched_model import BatchedModel, check_options, listed
+from jax_transformer.embedding.batched_model import BatchedModel, check_options
 from jax_transformer.embedding.pooling import Dense, apply_layers, pool, read_modules
 from jax_transformer.errors import InputError
 from jax_transformer.model.transformer import Params, encode
@@ -94,7 +94,7 @@ class Embedder(BatchedModel):
             texts: The texts.
             prompt: As of a call.
         """
-        texts, done = checked_texts(listed(texts)), 0
+        texts, done = checked_texts(texts), 0
         while window := [*islice(texts, WINDOW)]:
             yield from self._embed(window, prompt, done)
             done += len(window)

@@ -69,7 +69,9 @@ class Source(NamedTuple):
 
 
 def checked_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts; refuse what is no string."""
+    """Yield texts; refuse one text alone, and what is no string."""
+    if isinstance(texts, str):
+        raise InputError(f"texts={shorten(texts)} must be a list of texts")
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise InputError(f"text {number} is {shorten(text)}, and must be a string")
