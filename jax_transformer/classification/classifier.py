@@ -109,7 +109,7 @@ class Classifier(BatchedModel):
         before, behind = map(len, tokenizer.affixes("source"))
         rows = self._rows(tokenizer.encode_source, texts, 0)
         tagged = []
-        for ids, scores in zip(rows, self._compute(self._function, rows), strict=True):
+        for ids, scores in zip(rows, self._compute(rows), strict=True):
             own = slice(before, len(ids) - behind)
             said = [self._classified(row) for row in scores[own]]
             tagged.append([*zip(tokenizer.source_texts(ids[own]), said, strict=True)])
@@ -179,7 +179,7 @@ class Classifier(BatchedModel):
             pass
         encode = tokenizer.encode_pairs if are_pairs else tokenizer.encode_source
         rows = self._rows(encode, texts, 0)
-        return self._compute(self._function, rows)
+        return self._compute(rows)
 
 
 def _softmax(scores: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:

@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.transformer import Params
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel, check_dtype
@@ -21,8 +20,6 @@ from jax_transformer.translation.translate import place
 
 SHORTEST = 16  # tokens of the shortest batch; each longer one has twice as many
 FEW = 8  # texts of the batch that few texts are
-# Of the parameters, the ids and the length of each row.
-Function = Callable[[Params, Int[Array, "B S"], Int[Array, " B"]], Float[Array, "B *rest"]]
 
 
 def check_options(dtype: str | None, max_length: int | None, max_tokens: int) -> None:
@@ -40,6 +37,10 @@ class BatchedModel:
         name: What messages call it.
         model: The model, whose parameters lie on the mesh.
     """
+
+    # Compiled; a subclass sets it. It takes the parameters, the ids, the length of each row, and
+    # what `_compute` is given beside the rows.
+    _function: Callable[..., Float[Array, "B *rest"]]
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class BatchedModel:
         return rows
 
     def _compute(
-        self, function: Function, rows: Sequence[Sequence[int]]
+        self, rows: Sequence[Sequence[int]], *beside: int
     ) -> list[Float[np.ndarray, "*rest"]]:
-        """Return what a compiled function returns for each row; rows of like length are a batch.
+        """Return what the function returns for each row; rows of like length are a batch.
 
         A batch has one of two numbers of rows, so that each length is compiled twice at most.
         """
@@ -113,7 +114,8 @@ class BatchedModel:
                 arrays = (pad(ids, self.model.config.pad_id, length), lengths)
                 src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
                 with jax.set_mesh(self._mesh):
-                    computed.append((batch, function(self.model.params, src, lengths)))
+                    found = self._function(self.model.params, src, lengths, *beside)
+                computed.append((batch, found))
             for batch, found in computed:
                 for index, result in zip(batch, np.asarray(found), strict=False):
                     results[index] = result

@@ -111,11 +111,7 @@ class Embedder(BatchedModel):
         before, behind = (0, 0) if self.special_tokens else map(len, tokenizer.affixes("source"))
         if prompt and not self.modules.with_prompt:
             before = len(tokenizer.encode_source([prompt])[0]) - len(tokenizer.affixes("source")[1])
-
-        def vectors(params: Params, src: Array, lengths: Array) -> Array:
-            return self._function(params, src, lengths, before, behind)
-
-        return self._compute(vectors, rows)
+        return self._compute(rows, before, behind)
 
     def _vectors(
         self,
