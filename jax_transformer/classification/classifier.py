@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from jax_transformer.embedding.batched_model import BatchedModel, check_options, listed
+from jax_transformer.embedding.batched_model import BatchedModel, check_options
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.transformer import Params, classify
 from jax_transformer.storage.hub import local_folder
@@ -105,11 +105,11 @@ class Classifier(BatchedModel):
             InputError: As a call; or the model classifies whole texts.
         """
         self._check_head("token", "a call")
-        texts, tokenizer = [*checked_texts(listed(texts))], self.model.tokenizer
+        texts, tokenizer = [*checked_texts(texts)], self.model.tokenizer
         before, behind = map(len, tokenizer.affixes("source"))
         rows = self._rows(tokenizer.encode_source, texts, 0)
         tagged = []
-        for ids, scores in zip(rows, self._compute(self._function, rows), strict=True):
+        for ids, scores in zip(rows, self._compute(rows), strict=True):
             own = slice(before, len(ids) - behind)
             said = [self._classified(row) for row in scores[own]]
             tagged.append([*zip(tokenizer.source_texts(ids[own]), said, strict=True)])
@@ -137,7 +137,7 @@ class Classifier(BatchedModel):
                 model begins with "entail".
         """
         self._check_head("sequence", "tag")
-        labels, texts = [*checked_texts(listed(labels))], [*checked_texts(listed(texts))]
+        labels, texts = [*checked_texts(labels)], [*checked_texts(texts)]
         starts = [label.lower().startswith("entail") for label in self.labels]
         if not labels or "{}" not in template or not any(starts):
             raise InputError(
@@ -168,17 +168,18 @@ class Classifier(BatchedModel):
             raise InputError(f"{self.name}: head={self.model.config.head!r} needs {other}")
 
     def _scores(self, texts: Iterable[str | tuple[str, str]]) -> list[Float[np.ndarray, " labels"]]:
-        texts, tokenizer = [*listed(texts)], self.model.tokenizer
+        tokenizer = self.model.tokenizer
+        texts = texts if isinstance(texts, str) else [*texts]
         pairs = {isinstance(text, tuple | list) and len(text) == 2 for text in texts}
         if len(pairs) > 1:
             raise InputError("texts and pairs of texts are mixed; give either")
         are_pairs = True in pairs
         parts = [part for text in texts for part in text] if are_pairs else texts
-        for _ in checked_texts(parts):  # refuses what is no string
+        for _ in checked_texts(parts):  # refuses one text alone, and what is no string
             pass
         encode = tokenizer.encode_pairs if are_pairs else tokenizer.encode_source
         rows = self._rows(encode, texts, 0)
-        return self._compute(self._function, rows)
+        return self._compute(rows)
 
 
 def _softmax(scores: Float[np.ndarray, "*batch n"]) -> Float[np.ndarray, "*batch n"]:

@@ -57,13 +57,13 @@ def generating(
     if languages is None or not config.generates:
         return config, options
     try:
-        languages.known("target")
+        code_id = languages.ids[languages.known("target")]
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
     if languages.starts:
         options.pop("start_token", None)
-        return dataclasses.replace(config, bos_id=languages.start_id), options
-    return config, options | {"forced_first_token": languages.forced_id}
+        return dataclasses.replace(config, bos_id=code_id), options
+    return config, options | {"forced_first_token": code_id}
 
 
 def language_files(contents: Mapping[str, bytes], tokenizer: Tokenizer) -> dict[str, bytes]:

@@ -19,8 +19,6 @@ LARGEST_ALPHA = 10.0  # 6,000**10 is a float32, and its inverse too
 MOST_TOKENS = 2**30  # positions are int32
 FLOAT32 = np.finfo(np.float32)
 
-REAL = (np.floating, np.integer)
-
 Count = Annotated[int, Meta(ge=1, le=LARGEST)]
 Id = Annotated[int, Meta(ge=0, le=LARGEST)]
 Ids = tuple[Id, ...]
@@ -187,7 +185,8 @@ def _checked(option: Field, value: Any) -> Any:
     if traced:
         if "declared" not in option.metadata:
             raise InputError(f"{name} is traced by jit; make it static: it is compiled in")
-        if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in REAL):
+        is_real = any(jnp.issubdtype(value.dtype, kind) for kind in (np.floating, np.integer))
+        if value.shape or not is_real:
             kind = f"dtype {value.dtype} and shape {value.shape}"
             raise InputError(f"{name} of {kind} must be one number")
         return value

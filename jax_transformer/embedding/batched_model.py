@@ -1,18 +1,17 @@
 """What `Embedder` and `Classifier` share: a model of rows of ids, computed in few shapes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError
 from jax_transformer.kernels.attention_backend import execution_on
 from jax_transformer.model.checks import check_whole_number
-from jax_transformer.model.transformer import Params
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.text.batches import pad
 from jax_transformer.translation.model_folder import TrainedModel, check_dtype
@@ -21,8 +20,6 @@ from jax_transformer.translation.translate import place
 
 SHORTEST = 16  # tokens of the shortest batch; each longer one has twice as many
 FEW = 8  # texts of the batch that few texts are
-# Of the parameters, the ids and the length of each row.
-Function = Callable[[Params, Int[Array, "B S"], Int[Array, " B"]], Float[Array, "B *rest"]]
 
 
 def check_options(dtype: str | None, max_length: int | None, max_tokens: int) -> None:
@@ -33,13 +30,6 @@ def check_options(dtype: str | None, max_length: int | None, max_tokens: int) ->
     check_whole_number("max_tokens", max_tokens, least=1)
 
 
-def listed(texts: Iterable[Any]) -> Iterable[Any]:
-    """Return texts; refuse one alone."""
-    if isinstance(texts, str):
-        raise InputError(f"texts={shorten(texts)} must be a list of texts")
-    return texts
-
-
 class BatchedModel:
     """A model on its devices, and the rows and batches of texts.
 
@@ -47,6 +37,10 @@ class BatchedModel:
         name: What messages call it.
         model: The model, whose parameters lie on the mesh.
     """
+
+    # Compiled; a subclass sets it. It takes the parameters, the ids, the length of each row, and
+    # what `_compute` is given beside the rows.
+    _function: Callable[..., Float[Array, "B *rest"]]
 
     def __init__(
         self,
@@ -96,38 +90,33 @@ class BatchedModel:
         return rows
 
     def _compute(
-        self, function: Function, rows: Sequence[Sequence[int]]
+        self, rows: Sequence[Sequence[int]], *beside: int
     ) -> list[Float[np.ndarray, "*rest"]]:
-        """Return what a compiled function returns for each row; rows of like length are a batch."""
+        """Return what the function returns for each row; rows of like length are a batch.
+
+        A batch has one of two numbers of rows, so that each length is compiled twice at most.
+        """
         by_length: dict[int, list[int]] = {}
         for index, ids in enumerate(rows):
             length = min(power_of_two(max(SHORTEST, len(ids))), self._most)  # one of few
             by_length.setdefault(length, []).append(index)
         results: list[Float[np.ndarray, "*rest"]] = [np.empty(0, np.float32)] * len(rows)
+        shards = row_shards(self._mesh)
         for length, members in by_length.items():
-            for batch, found in self._batches(function, rows, members, length):
+            full = shards * max(1, self._max_tokens // length)
+            few = min(full, shards * FEW)
+            computed = []  # by the devices, while the host makes the next batch
+            while members:
+                count = full if len(members) >= full else few  # so at most `few` rows are in vain
+                batch, members = members[:count], members[count:]
+                ids = [rows[index] for index in np.resize(batch, count)]
+                lengths = np.array([len(row) for row in ids], np.int32)
+                arrays = (pad(ids, self.model.config.pad_id, length), lengths)
+                src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
+                with jax.set_mesh(self._mesh):
+                    found = self._function(self.model.params, src, lengths, *beside)
+                computed.append((batch, found))
+            for batch, found in computed:
                 for index, result in zip(batch, np.asarray(found), strict=False):
                     results[index] = result
-        return results
-
-    def _batches(
-        self, function: Function, rows: Sequence[Sequence[int]], members: list[int], length: int
-    ) -> list[tuple[list[int], Float[Array, "B *rest"]]]:
-        """Return the members of each batch, and their results, which the devices compute.
-
-        A batch has one of two numbers of rows, so that each length is compiled twice at most.
-        """
-        shards = row_shards(self._mesh)
-        full = shards * max(1, self._max_tokens // length)
-        few = min(full, shards * FEW)
-        results = []
-        while members:
-            count = full if len(members) >= full else few  # so at most `few` rows are in vain
-            batch, members = members[:count], members[count:]
-            ids = [rows[index] for index in np.resize(batch, count)]
-            lengths = np.array([len(row) for row in ids], np.int32)
-            arrays = (pad(ids, self.model.config.pad_id, length), lengths)
-            src, lengths = jax.device_put(arrays, row_sharding(self._mesh))
-            with jax.set_mesh(self._mesh):
-                results.append((batch, function(self.model.params, src, lengths)))
         return results

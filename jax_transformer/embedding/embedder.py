@@ -1,7 +1,6 @@
 """`Embedder`: texts to vectors in one call."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -11,17 +10,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
 
-from jax_transformer.config import TransformerConfig
-from jax_transformer.embedding.batched_model import BatchedModel, check_options, listed
-from jax_transformer.embedding.pooling import (
-    Dense,
-    SentenceModules,
-    apply_layers,
-    pool,
-    read_modules,
-)
+from jax_transformer.embedding.batched_model import BatchedModel, check_options
+from jax_transformer.embedding.pooling import Dense, apply_layers, pool, read_modules
 from jax_transformer.errors import InputError
-from jax_transformer.kernels.execution import Execution
 from jax_transformer.model.transformer import Params, encode
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.translation import model_folder
@@ -79,10 +70,7 @@ class Embedder(BatchedModel):
         limit = self.modules.max_length if max_length is None else max_length
         super().__init__(read, model, limit=limit, dtype=dtype, max_tokens=max_tokens, mesh=mesh)
         self.special_tokens = special_tokens
-        function = partial(
-            _vectors, config=self.model.config, modules=self.modules, execution=self._execution
-        )
-        self._function = jax.jit(function)
+        self._function = jax.jit(self._vectors)
 
     def __call__(
         self, texts: Iterable[str], prompt: str | None = None
@@ -106,7 +94,7 @@ class Embedder(BatchedModel):
             texts: The texts.
             prompt: As of a call.
         """
-        texts, done = checked_texts(listed(texts)), 0
+        texts, done = checked_texts(texts), 0
         while window := [*islice(texts, WINDOW)]:
             yield from self._embed(window, prompt, done)
             done += len(window)
@@ -123,32 +111,24 @@ class Embedder(BatchedModel):
         before, behind = (0, 0) if self.special_tokens else map(len, tokenizer.affixes("source"))
         if prompt and not self.modules.with_prompt:
             before = len(tokenizer.encode_source([prompt])[0]) - len(tokenizer.affixes("source")[1])
+        return self._compute(rows, before, behind)
 
-        def vectors(params: Params, src: Array, lengths: Array) -> Array:
-            return self._function(params, src, lengths, before, behind)
-
-        return self._compute(vectors, rows)
-
-
-def _vectors(
-    params: Params,
-    src: Int[Array, "B S"],
-    lengths: Int[Array, " B"],
-    before: Int[Array, ""],
-    behind: Int[Array, ""],
-    *,
-    config: TransformerConfig,
-    modules: SentenceModules,
-    execution: Execution,
-) -> Float[Array, "B d"]:
-    """Return the vectors of sources; `before` first and `behind` last tokens are not pooled."""
-    positions = jnp.arange(src.shape[1])
-    # Not by the id of padding, which a text may spell.
-    read = (positions < lengths[:, None])[:, None, None]
-    hidden = encode(params, config, src, read, execution=execution)
-    # A text without tokens of its own is pooled with those around it.
-    has_own = lengths > before + behind
-    starts, ends = jnp.where(has_own, before, 0), jnp.where(has_own, lengths - behind, lengths)
-    mask = (positions >= starts[:, None]) & (positions < ends[:, None])
-    vectors = apply_layers(pool(hidden, mask, modules.modes), modules.layers)
-    return vectors.astype(jnp.float32)
+    def _vectors(
+        self,
+        params: Params,
+        src: Int[Array, "B S"],
+        lengths: Int[Array, " B"],
+        before: Int[Array, ""],
+        behind: Int[Array, ""],
+    ) -> Float[Array, "B d"]:
+        """Return the vectors of sources; `before` first and `behind` last tokens are not pooled."""
+        positions = jnp.arange(src.shape[1])
+        # Not by the id of padding, which a text may spell.
+        read = (positions < lengths[:, None])[:, None, None]
+        hidden = encode(params, self.model.config, src, read, execution=self._execution)
+        # A text without tokens of its own is pooled with those around it.
+        has_own = lengths > before + behind
+        starts, ends = jnp.where(has_own, before, 0), jnp.where(has_own, lengths - behind, lengths)
+        mask = (positions >= starts[:, None]) & (positions < ends[:, None])
+        vectors = apply_layers(pool(hidden, mask, self.modules.modes), self.modules.layers)
+        return vectors.astype(jnp.float32)

@@ -17,7 +17,6 @@ from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage import weights
 from jax_transformer.storage.reading import parse_json, read_bytes, read_json
 
-MODULES = "modules.json"
 # Each with the key that switches it on in older files.
 MODES = {
     "cls": "pooling_mode_cls_token",
@@ -149,7 +148,7 @@ def read_modules(folder: Path) -> tuple[Path, SentenceModules]:
         InputError: The modules are not a Transformer, one Pooling, then layers; or one has a
             setting that is not supported (names it).
     """
-    path = folder / MODULES
+    path = folder / "modules.json"
     if not path.exists():
         return folder, SentenceModules()
     content = b'{"modules": %s}' % read_bytes(path, "cannot be read", 2**20)

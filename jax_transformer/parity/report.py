@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jax_transformer.errors import InputError, one_line
-from jax_transformer.storage.writing import exists_already, replace_file
+from jax_transformer.storage.writing import check_new_file, replace_file
 
 LONGEST_NAME, LONGEST_EXPLANATION = 100, 400  # characters that the page shows
 MOST_ROWS = 400  # of a table
@@ -39,14 +39,6 @@ def check_report(path: str | os.PathLike, overwrite: bool = False) -> None:
     if path.suffix != ".html":
         raise InputError(f"{path}: the name of a report must end in .html")
     check_new_file(path, overwrite)
-
-
-def check_new_file(path: Path, overwrite: bool) -> None:
-    """Refuse a file that exists, unless it may be replaced, and one that cannot be written."""
-    if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise exists_already(path, "report")
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise InputError(f"{path}: {path.parent} is no writable folder; name another or create it")
 
 
 def write_page(

@@ -33,6 +33,15 @@ def check_path(path: Path, suffix: str = "") -> None:
                 os.lstat(ancestor / name)
 
 
+def check_new_file(path: Path, overwrite: bool, kind: str = "report") -> None:
+    """Refuse a file that exists, unless it may be replaced, and one that cannot be written."""
+    if os.path.lexists(path) and (path.is_dir() or not overwrite):
+        raise exists_already(path, kind)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        fault = f"{path.parent} is not a writable folder"
+        raise InputError(f"{path}: {fault}; name another or create it")
+
+
 def json_bytes(values: Mapping[str, Any]) -> bytes:
     """Return the content of a JSON file, as the Hugging Face libraries write it."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

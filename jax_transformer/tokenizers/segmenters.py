@@ -17,7 +17,6 @@ from jax_transformer.errors import InputError, one_line, shorten
 
 MARK = "▁"  # what sentencepiece writes for a space
 MOST_CODES = 8  # language codes that a message shows
-Rule = Literal["marian", "marian_npz", "m2m_100", "mbart"]
 
 
 class LineError(InputError):
@@ -25,7 +24,7 @@ class LineError(InputError):
 
     def __init__(self, row: int, fault: str) -> None:
         super().__init__(f"line {row + 1} {fault}")
-        self.row, self.fault = row, fault
+        self.fault = fault
 
 
 def encode_lines(
@@ -132,7 +131,7 @@ class SentencePieceSegmenter:
         added: Mapping[str, int],
         ordinary: Sequence[str],
         unk_id: int,
-        rule: Rule,
+        rule: Literal["marian", "marian_npz", "m2m_100", "mbart"],
         model: sentencepiece.SentencePieceProcessor | Words,
         ids: Mapping[str, int],
         joiner: sentencepiece.SentencePieceProcessor | Words,

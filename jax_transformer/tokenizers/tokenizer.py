@@ -90,16 +90,6 @@ class Languages:
             )
         return code
 
-    @property
-    def start_id(self) -> int | None:
-        """Id that the decoder reads first, where the code of the target is this id."""
-        return self.ids[self.target] if self.starts and self.target is not None else None
-
-    @property
-    def forced_id(self) -> int | None:
-        """Id that the decoder must generate first; None where it is free."""
-        return None if self.starts or self.target is None else self.ids[self.target]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
@@ -228,9 +218,10 @@ class Tokenizer:
             raise InputError(f"{name}: {error}") from error
 
     def _set_to(self, languages: Languages) -> "Tokenizer":
+        starts = languages.starts and languages.target is not None
         return dataclasses.replace(
             self,
-            bos_id=self.bos_id if languages.start_id is None else languages.start_id,
+            bos_id=languages.ids[languages.target] if starts else self.bos_id,
             languages=languages,
             settings={**self.settings, "languages": dataclasses.asdict(languages)},
             source=dataclasses.replace(self.source, languages=languages),

@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import errors_naming
-from jax_transformer.storage.writing import check_path, exists_already, staged_file
+from jax_transformer.storage.writing import check_new_file, check_path, staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import Translation
@@ -65,10 +64,7 @@ def check_picture(path: Path, overwrite: bool) -> None:
     check_path(path)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
-    if os.path.lexists(path) and (path.is_dir() or not overwrite):
-        raise exists_already(path, "picture")
-    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise InputError(f"{path}: {path.parent} is not a writable folder; name another")
+    check_new_file(path, overwrite, "picture")
     if importlib.util.find_spec("matplotlib") is None:
         raise InputError(f"{path}: drawing needs matplotlib; install jax-transformer[train]")
 

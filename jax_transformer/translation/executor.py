@@ -44,11 +44,6 @@ class TranslationExecutor(Executor):
         self._thread.start()
         atexit.register(self.shutdown)  # which a thread that is no daemon would never let begin
 
-    def __repr__(self) -> str:
-        """Return one line: whether it takes texts, and how many wait."""
-        state = "open" if self._is_open else "shut down"
-        return f"{type(self).__name__}({state}, {self._submitted.qsize()} texts wait)"
-
     def submit(self, text: str) -> Future[TranslationResult]:
         """Return the future result of a text.
 

@@ -69,7 +69,9 @@ class Source(NamedTuple):
 
 
 def checked_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts; refuse what is no string."""
+    """Yield texts; refuse one text alone, and what is no string."""
+    if isinstance(texts, str):
+        raise InputError(f"texts={shorten(texts)} must be a list of texts")
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise InputError(f"text {number} is {shorten(text)}, and must be a string")
@@ -142,20 +144,6 @@ def split_sentences(text: str, language: str | None) -> list[str]:
             else:
                 parts[-1] += line[start:end]
     return parts
-
-
-def sources_of(texts: Sequence[Sequence[str]], first: int, language: str | None) -> list[Source]:
-    """Return the sources of lines, given by their parts as `split_sentences` returns them.
-
-    Args:
-        first: Number of the first line.
-        language: As for `split_sentences`; None: each line is whole.
-    """
-    return [
-        Source(text, line, 0 if language is None else sentence)
-        for line, parts in enumerate(texts, first)
-        for sentence, text in enumerate(parts[1::2], 1)
-    ]
 
 
 def encode_sources(

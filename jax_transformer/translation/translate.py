@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int32, Integer, PRNGKeyArray
+from jaxtyping import Int32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -41,7 +40,6 @@ from jax_transformer.translation.sources import (
     Source,
     check_split,
     encode_sources,
-    sources_of,
     split_sentences,
 )
 
@@ -90,7 +88,7 @@ class TextSearch:
     is_limited: bool  # `max_new_tokens` is named
     seed: int | None  # switches sampling on, which depends on it and on the number of the line
     mesh: Mesh  # lines are distributed over the axes data and fsdp
-    execution: SearchExecution | None  # None is what suits the device and the work
+    execution: SearchExecution
 
     def limit(self, source_length: int) -> int:
         """Return the most tokens of the translations of a source.
@@ -173,14 +171,6 @@ class TextSearch:
         if target_length < self.limit(source_length):
             # A target of an attempt that has not ended is then among those that are returned.
             generation = dataclasses.replace(generation, num_hypotheses=generation.beam_size)
-        execution, (config, params, *_) = self.execution, self.models[0]
-        if execution is None:
-            execution = execution_on(
-                self.mesh.devices.flat[0],
-                jax.tree.leaves(params)[0].dtype.name,
-                config,
-                kind=SearchExecution,
-            )
         return SlotSearch(
             params=tuple(model.params for model in self.models),
             configs=tuple(model.config for model in self.models),
@@ -189,7 +179,7 @@ class TextSearch:
             group_size=group_size,
             source_length=source_length,
             target_length=target_length,
-            execution=execution,
+            execution=self.execution,
         )
 
     def next_group(self, pool: SlotSearch, sources: Mapping[int, Source]) -> Group | None:
@@ -211,7 +201,8 @@ class TextSearch:
         keys = None
         if self.seed is not None:
             places = np.array([(source.line, source.sentence) for source in rows], np.uint32)
-            keys = jax.vmap(partial(_key_of, jax.random.key(self.seed)))(places)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.seed), places[:, 0])
+            keys = jax.vmap(jax.random.fold_in)(keys, places[:, 1])
         src = src.astype(np.int32)
         rules = make_rules(pool.generation, config, src, None, np.array(limits), keys)
         return Group(members, src, rules)
@@ -235,10 +226,6 @@ class TextSearch:
         return [Translation("", 0.0, np.zeros(0, np.int32))] * self.generation.num_hypotheses
 
 
-def _key_of(key: PRNGKeyArray, place: Integer[Array, "2"]) -> PRNGKeyArray:
-    return jax.random.fold_in(jax.random.fold_in(key, place[0]), place[1])
-
-
 def text_search(
     models: Sequence[TrainedModel],
     mesh: Mesh | None = None,
@@ -256,6 +243,7 @@ def text_search(
     Args:
         models: One, or an ensemble of models with the same tokenizer.
         mesh: From `make_mesh`; None is one device.
+        execution: How the models are executed; None is what suits the device and the first model.
         overlong: As in `LineOptions`, and so are the next three.
         **options: Fields of `GenerationConfig`; one that is None has the first model's default.
 
@@ -274,9 +262,12 @@ def text_search(
     check_sampling(generation, seed is not None)
     check_split(lines.split_sentences, generation.num_hypotheses)
     check_whole_number("seed", seed or 0, least=0)
-    if execution is not None:
-        check_execution(execution, SearchExecution)
     mesh = mesh or make_mesh()
+    if execution is None:
+        dtype = jax.tree.leaves(models[0].params)[0].dtype.name
+        device = mesh.devices.flat[0]
+        execution = execution_on(device, dtype, models[0].config, SearchExecution)
+    check_execution(execution, SearchExecution)
     return TextSearch(
         models=tuple(place(each, mesh) for each in models),
         generation=generation,
@@ -298,10 +289,7 @@ def translate(
 ) -> Iterator[list[Translation]]:
     """Yield the translations of each line of a list, in order; all lines are one window.
 
-    Args:
-        mesh: As for `text_search`.
-        console: As for `translate_windows`.
-        **options: As for `text_search`.
+    The arguments are those of `text_search` and of `translate_windows`.
     """
     search, lines = text_search([model], mesh, **options), list(lines)
     windows = translate_windows(search, [lines], total=len(lines), console=console)
@@ -356,7 +344,11 @@ def translate_windows(
             sources = encode_sources(
                 search.models[0],
                 search.lines.overlong,
-                sources_of(texts, skip + 1, language),
+                [
+                    Source(text, line, 0 if language is None else sentence)
+                    for line, parts in enumerate(texts, skip + 1)
+                    for sentence, text in enumerate(parts[1::2], 1)
+                ],
                 prefix=prefix,
                 bad_lines=bad_lines,
                 cut=cut,

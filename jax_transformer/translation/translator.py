@@ -184,9 +184,7 @@ class Translator:
                 print(future.result().text)
 
         Args:
-            prefix: Put before every text.
-            source_lang: Code of the language of the texts; None is what `Translator` has.
-            target_lang: Code of the language of the results; None is what `Translator` has.
+            prefix: As for a call, and so are `source_lang` and `target_lang`.
             alignments: Whether each result has the alignment of its best translation, numbered
                 in the order in which the texts were submitted. The thread of the search computes
                 it when the search of the text has ended.

@@ -15,7 +15,6 @@ from jax_transformer.storage.reading import read_json
 from jax_transformer.tokenizers.tokenizer import Languages
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 # The names of special tokens if tokenizer_config.json lacks them.
 USUAL = {
     "bos": "<s>",
@@ -84,8 +83,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     returned in today's form.
     """
     values = _read(folder / TOKENIZER_CONFIG, _TokenizerConfig)
-    special = _read(folder / SPECIAL_TOKENS_MAP, _TokenizerConfig)
-    added = _read(folder / ADDED_TOKENS, dict[str, Annotated[int, msgspec.Meta(ge=0)]])
+    special = _read(folder / "special_tokens_map.json", _TokenizerConfig)
+    added = _read(folder / "added_tokens.json", dict[str, Annotated[int, msgspec.Meta(ge=0)]])
     if "added_tokens_decoder" not in values:
         listed = EXTRA if extra_tokens(values) else ()  # with flags, which the other file lacks
         values |= {key: value for key, value in special.items() if key not in listed}

@@ -50,11 +50,10 @@ def read_marian_vocabulary(path: Path, size: int) -> MarianVocabulary:
     else:
         endings = ", ".join((SPM, *MAPPINGS))
         raise InputError(f"{path}: such a vocabulary is not read, only those in {endings}")
-    faults = {
-        "lacks </s> or <unk>": min(eos_id, unk_id) < 0,
-        f"has {len(ids)} tokens, but the model {size}": len(ids) > size,
-    }
-    for fault in [fault for fault, is_so in faults.items() if is_so]:
+    fault = f"has {len(ids)} tokens, but the model {size}" if len(ids) > size else ""
+    if min(eos_id, unk_id) < 0:
+        fault = "lacks </s> or <unk>"
+    if fault:
         raise InputError(f"{path}: {fault}; use the vocabulary that the model was trained with")
     return MarianVocabulary(ids, eos_id, unk_id)
 

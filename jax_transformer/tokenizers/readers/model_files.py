@@ -33,9 +33,7 @@ MOST_REPLACEMENTS = 256  # of a part of a tokenizer.json
 MOST_MAPS = 2  # steps of a part that write several characters for one, whatever the character
 MOST_GROWTH = 64  # characters that are made of one; compatible forms of Unicode have 18
 LONGEST_TOKEN = 2**14  # characters
-MAPS = ("Precompiled", "ByteLevel")
 INNER = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}
-EMPTY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
@@ -129,7 +127,8 @@ def check_tokenizer_json(text: str, name: str) -> None:
     with library_faults(f"{name}: damaged tokenizer file"):
         described = msgspec.json.decode(text, type=_Described)
         parts = {part: getattr(described, part) for part in INNER}
-        usual = {"version": "1.0", "model": EMPTY_MODEL, **parts}
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        usual = {"version": "1.0", "model": empty, **parts}
         # The library writes each part in its usual form.
         library = tokenizers.Tokenizer.from_str(json.dumps(usual))
         written = json.loads(library.to_str())
@@ -178,7 +177,7 @@ def _steps(step: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
 
 def _check_steps(steps: Sequence[Mapping[str, Any]], name: str) -> None:
     """Refuse steps that make many characters of one: a long chain would fill the memory."""
-    for kind in MAPS:
+    for kind in ("Precompiled", "ByteLevel"):
         if (count := sum(step["type"] == kind for step in steps)) > MOST_MAPS:
             raise InputError(f"{name} has {count:,} steps of type {kind}; keep one of them")
     for step in steps:
