@@ -19,17 +19,12 @@ from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run, needed_ca
 from jax_transformer.storage.weights.arrays import as_torch
 
 
-def check_runs(runs: Iterable[Run]) -> None:
+def check_run(run: Run, known: dict[str, list[Any]]) -> None:
     """Refuse an operation that is not allowed, or whose result has another size than recorded.
 
-    The sizes are computed without numbers, once for each operation of the same sizes.
+    The sizes are computed without numbers, once for each operation of the same sizes: `known` keeps
+    them from one run to the next.
     """
-    known: dict[str, list[Any]] = {}
-    for run in runs:
-        _check_run(run, known)
-
-
-def _check_run(run: Run, known: dict[str, list[Any]]) -> None:
     import torch
 
     made: dict[int, Any] = {leaf.key: torch.empty(leaf.shape, device="meta") for leaf in run.leaves}
