@@ -89,16 +89,6 @@ class Graph:
         """Return the operations on these paths that do more than move numbers."""
         return [call for call in self.calls(starts, ends) if call.name not in MOVES]
 
-    def first_use(self, key: int) -> Call | None:
-        """Return the first operation that does more with a value than to move its numbers."""
-        moved = {key}
-        for call in self.run.calls:
-            if not moved.isdisjoint(call.inputs):
-                if call.name not in MOVES:
-                    return call
-                moved.update(output for output in call.outputs if output is not None)
-        return None
-
     def products(self, starts: Iterable[int], ends: Iterable[int]) -> list[Call]:
         """Return the matrix products on these paths."""
         return [call for call in self.calls(starts, ends) if call.name in PRODUCTS]

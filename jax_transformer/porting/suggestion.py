@@ -306,10 +306,10 @@ def to_layout(
     Raises:
         InputError: No layout expresses it, or the program does not read a tensor.
     """
-    tensors = [
-        Tensor(leaf.names, leaf.shape, probe.first[key], probe.graph.first_use(key))
-        for key, leaf in probe.leaves.items()
-    ]
+    tensors = []
+    for key, leaf in probe.leaves.items():
+        uses = probe.graph.changing([key], [probe.run.output])
+        tensors.append(Tensor(leaf.names, leaf.shape, probe.first[key], uses[0] if uses else None))
     rows = layout_rows(found.elements, tensors, config)
     patterns = [name_pattern(row.foreign) for row in rows]
     read = {name for leaf in probe.run.leaves for name in leaf.names}
