@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.errors import InputError
+from jax_transformer.errors import InputError, naming_the_extra
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
@@ -49,10 +49,8 @@ def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
-    try:
+    with naming_the_extra(str(file)):
         from jax_transformer.storage.yaml_file import read_yaml
-    except ImportError as error:
-        raise InputError(f"{file}: needs pyyaml; install jax-transformer[train]") from error
     whole = as_dict(read_yaml(file, vocabulary.MISSING))
     if not isinstance(whole.get("model"), dict):
         raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
