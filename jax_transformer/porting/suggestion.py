@@ -18,6 +18,7 @@ from jax_transformer.convert.table import USUAL_MASKS, Buffer, Layout, Masks, na
 from jax_transformer.convert.transfer import check_state_dict, to_params, to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
+from jax_transformer.parity.report import aligned
 from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.layouts import layouts_of
@@ -347,8 +348,7 @@ def described(tensors: Mapping[str, Any]) -> str:
         (stem if len(names) > 1 else names[0], f"{len(names)} x {list(shape)}")
         for (stem, shape), names in groups.items()
     ]
-    width = max(len(name) for name, _ in rows[:MOST_KINDS])
-    lines = [f"{name:<{width}}  {size}" for name, size in rows[:MOST_KINDS]]
+    lines = [*aligned(rows[:MOST_KINDS])]
     if len(rows) > MOST_KINDS:
         lines.append(f"and {len(rows) - MOST_KINDS} more kinds")
     count = sum(tensor.size for tensor in tensors.values())
