@@ -285,11 +285,11 @@ def _window_fields(found: Findings) -> dict[str, Any]:
         if earlier is None
     }
     for size, pattern, kind in itertools.product(
-        sorted(sizes), (None, *sorted(patterns)), ("each_side", "split")
+        sorted(sizes - {0}), (None, *sorted(patterns)), ("each_side", "split")
     ):
         fields = {"sliding_window": size, "sliding_window_pattern": pattern, "encoder_window": kind}
-        shape = TransformerConfig.from_dict(fields) if size else None
-        if shape is not None and all(
+        shape = TransformerConfig.from_dict(fields)
+        if all(
             (shape.window_of(stack, n) or (None, 0 if stack == "decoder" else None)) == window
             for stack in STACKS
             for n, window in enumerate(found.windows[stack])
