@@ -17,7 +17,6 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
-EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
@@ -84,7 +83,7 @@ def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     s.off(REFUSED)
     if not s.flag("position_encoding"):
         raise s.refusal("position_encoding", "a model without positions has no layout here")
-    source, target = EMBEDDINGS
+    source, target = (f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
     norm_kind = s.word("layer_norm", NORMS)
     first = "encoder.transformer.0"
     pad_id, bos_id, eos_id, _ = _special_ids(model)
