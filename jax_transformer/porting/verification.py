@@ -17,10 +17,8 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, to_torch
 from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
-from jax_transformer.model.layers import Dropout
 from jax_transformer.model.transformer import Transformer, decode, encode
 from jax_transformer.parity import Block, Comparison, Record, compare, record
-from jax_transformer.parity.observe import observed
 from jax_transformer.parity.record import unused_name
 from jax_transformer.porting.embeddings import exact_numbers, find_look_up
 from jax_transformer.porting.layouts import get_layout
@@ -132,36 +130,21 @@ def record_model(
     lengths = config.positions_of(src.shape[1]), tgt.shape[1]
     inside = [np.ones((len(src), length), bool) for length in lengths]
     run_masks = _masks(src, tgt, inside, config, masks)
-    kinds: dict[str, str] = {}
-
-    def run(params: Any, src: Any, tgt: Any, masks: Any) -> dict[str, tuple[list, list, dict]]:
-        found: dict[str, tuple[list, list, dict]] = {}
-
-        def keep(name: str, part: Any, weights: Mapping, inputs: Any, output: Any) -> Any:
-            arrays = [
-                [x for x in jax.tree.leaves(y) if hasattr(x, "dtype")] for y in (output, inputs)
-            ]
-            if isinstance(part, Dropout) and not name.endswith("attention.dropout"):
-                return output  # nothing is dropped; that of an attention has its weights
-            name = unused_name(name, found)  # a table of both sides is called twice
-            kinds[name] = type(part).__name__
-            found[name] = arrays[0], arrays[1], dict(weights)
-            return output
-
-        with observed(Transformer(config), keep):
-            logits = _run(params, config, src, tgt, masks)
-        return found | {"logits": ([logits], [], {})}
-
     with jax.enable_x64(double), jax.default_matmul_precision("highest"):
         params = jax.tree.map(jnp.asarray, dict(params))
-        found = jax.jit(run, compiler_options=QUICKLY)(params, src, tgt, run_masks)
+        found = record(
+            Transformer(config),
+            lambda model: {"logits": _run(params, config, src, tgt, run_masks)},
+        )
     blocks = {}
-    for name in [*kinds, "logits"]:
-        outputs, inputs, weights = jax.tree.map(np.asarray, found[name])
+    for name, block in found.blocks.items():
         if "_embedding" in name and config.embedding_scale == "sqrt_d_model":
             # A program may multiply behind its table.
-            outputs.append(outputs[0] / outputs[0].shape[-1] ** 0.5)
-        blocks[name] = Block(kinds.get(name, ""), tuple(outputs), tuple(inputs), weights)
+            scaled = block.outputs[0] / block.outputs[0].shape[-1] ** 0.5
+            block = block._replace(outputs=(*block.outputs, scaled))
+        # Nothing is dropped; the dropout of an attention has its weights.
+        if block.kind != "Dropout" or name.endswith("attention.dropout"):
+            blocks[name] = block
     return Record(blocks)
 
 
