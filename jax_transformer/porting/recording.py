@@ -202,9 +202,8 @@ def read_recording(path: str | os.PathLike) -> Recording:
         raise InputError(f"{path} is no recording, it has no runs: {remedy}")
     try:
         runs = tuple(_run(numbered[number]) for number in sorted(numbered))
-        known: dict[str, list[Any]] = {}
         for run in runs:
-            check_run(run, known)
+            check_run(run)
     except InputError:
         raise
     except Exception as error:  # whatever a wrong number or name in the file makes of torch
