@@ -14,19 +14,14 @@ class Unread(InputError):
     """What a program does that no config has, and the operations that do it."""
 
     def __init__(self, message: str, calls: Iterable[Call] = ()) -> None:
-        """Keep both; the message alone names no place."""
         self.message, self.calls = message, tuple(calls)
         super().__init__(message)
 
 
 class Graph:
-    """The values of a run as nodes; an operation leads from each of its inputs to its outputs.
-
-    Keys grow in the order in which values are computed.
-    """
+    """The values of a run as nodes; an operation leads from each of its inputs to its outputs."""
 
     def __init__(self, run: Run) -> None:
-        """Index the calls by the values that they read."""
         self.run = run
         self.readers: dict[int, list[Call]] = defaultdict(list)
         for call in run.calls:

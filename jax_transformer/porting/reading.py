@@ -69,7 +69,6 @@ class _Reader:
         self.found = Findings()
 
     def model(self) -> None:
-        """Read the whole program."""
         source = find_look_up(self.probe, self.run.source, "source", self.pad_id)
         target = find_look_up(self.probe, self.run.target, "target", self.pad_id)
         tables = read_tables(self.found, self.probe, source, target)
