@@ -62,9 +62,13 @@ class Trainer:
         """Return whether the content of a checkpoint has the marks of the program."""
         return any(marks <= content.keys() for marks in self.marks)
 
-    def config(self, model: TrainerCheckpoint) -> TransformerConfig:
-        """Return the config of a model."""
+    def config(self, model: TrainerCheckpoint, num_heads: int | None = None) -> TransformerConfig:
+        """Return the config of a model, with the number of heads if its program records none."""
         fields = self.fields(model)
+        if num_heads is not None:
+            if self.records_heads:
+                raise InputError(f"num_heads={num_heads}: {self.name} records the number itself")
+            fields["num_heads"] = num_heads
         try:
             return TransformerConfig(**fields)
         except InputError as error:
