@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jax_transformer.convert.buffers import PositionTable
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm, table_rows
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError, naming_the_extra
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
@@ -43,6 +46,30 @@ DEFAULTS: Mapping[str, Any] = {
     "special_symbols.bos_id": 2,
     "special_symbols.eos_id": 3,
 }
+
+
+ATTENTIONS = {
+    "encoder": {"self_attention": ("src_src_att", "layer_norm")},
+    "decoder": {
+        "self_attention": ("trg_trg_att", "x_layer_norm"),
+        "cross_attention": ("src_trg_att", "dec_layer_norm"),
+    },
+}
+PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
+FEED_FORWARD = (
+    "feed_forward.pwff_layer.0",
+    "feed_forward.pwff_layer.3",
+    "feed_forward.layer_norm",
+)
+
+
+def _layout() -> Layout:
+    rows = table_rows("src_embed.lut", "trg_embed.lut", "decoder.output_layer")
+    for stack, attentions in ATTENTIONS.items():
+        rows += layer_rows(f"{stack}.layers", stack, attentions, PROJECTIONS, FEED_FORWARD)
+        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
+    buffers = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
+    return Layout("joeynmt", tuple(rows), buffers)
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -151,4 +178,5 @@ TRAINER = Trainer(
         "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
         "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"
     ),
+    layout=_layout(),
 )
