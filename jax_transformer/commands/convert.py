@@ -186,8 +186,8 @@ def read_source(
     if trained or alone:
         tokenizer = None
         if trained:
-            program, model = read_trainer(source, layout, num_heads=num_heads)
-            config, table, tensors = program.config(model), program.layout, model.tensors
+            program, model = read_trainer(source, layout)
+            config, table, tensors = program.config(model, num_heads), program.layout, model.tensors
             tokenizer = program.tokenizer(model, config)
         else:
             tensors = files.read_trained(source, key=weights.key, drop=weights.drop)

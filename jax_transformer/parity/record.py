@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -102,7 +102,7 @@ def record(model: Any, call: Callable[[Any], Any]) -> Record:
             weights = {key: array for key, array in weights.items() if _is_kept(array)}
             if outputs:
                 block = Block(type(part).__name__, outputs, inputs, weights)
-                blocks[_unused(name, blocks)] = block
+                blocks[unused_name(name, blocks)] = block
             return computed
 
         if not traced:
@@ -163,7 +163,7 @@ def _named(tree: Any, others: Mapping[str, Block]) -> dict[str, Block]:
     """Return the arrays of a tree by their paths, with names that no other block has."""
     arrays = {name or "output": own_copy(as_numpy(leaf)) for name, leaf in _leaves("", tree)}
     numbers = {name: array for name, array in arrays.items() if _is_kept(array)}
-    blocks = {_unused(name, others): Block("", (array,)) for name, array in numbers.items()}
+    blocks = {unused_name(name, others): Block("", (array,)) for name, array in numbers.items()}
     if not blocks:
         raise InputError(f"a {type(tree).__name__} without arrays: return an array, or name some")
     return blocks
@@ -187,7 +187,8 @@ def _is_kept(array: np.ndarray) -> bool:
     return array.size > 0 and array.dtype in DTYPES.values()
 
 
-def _unused(name: str, blocks: Mapping[str, Block]) -> str:
+def unused_name(name: str, blocks: Iterable[str]) -> str:
+    """Return the name of a block in a record that has `blocks`: "NAME#2" of a second NAME."""
     name = name.replace("/", ".")  # as files of weights have them
     count = 1 + sum(other.partition("#")[0] == name for other in blocks)
     return name if count == 1 else f"{name}#{count}"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jax_transformer.errors import InputError
+from jax_transformer.parity.report import aligned
 from jax_transformer.parity.values import Rule
 from jax_transformer.storage.weights.arrays import as_numpy
 
@@ -36,10 +37,10 @@ class Relations(NamedTuple):
     parity: float
 
     def __str__(self) -> str:
-        rows = [f"{'program':<20}  invariance  accuracy in roundings"]
+        rows = [("program", "invariance", "accuracy in roundings")]
         for name, accuracy in self.accuracy.items():
-            rows.append(f"{name:<20}  {self.invariance[name]:<10.1e}  {accuracy:.1f}")
-        return "\n".join([*rows, f"parity: {self.parity:.1f} roundings"])
+            rows.append((name, f"{self.invariance[name]:.1e}", f"{accuracy:.1f}"))
+        return "\n".join([*aligned(rows), f"parity: {self.parity:.1f} roundings"])
 
     __repr__ = __str__
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.model.functional import rotary_angles, sinusoidal_positions
-from jax_transformer.porting.findings import Findings
+from jax_transformer.porting.findings import SIDES, Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.operations import LOOK_UPS
 from jax_transformer.porting.probe import CLOSE, Elements, Point, Probe, rows_of
@@ -85,8 +85,7 @@ def read_tables(
     tables = table_of(probe, source), table_of(probe, target)
     shared = np.array_equal(tables[0], tables[1])
     found.say("token_embeddings", "shared" if shared else "separate", target.call)
-    for table, names in zip(tables, (("encoder", "source"), ("decoder", "target")), strict=True):
-        stack, name = names
+    for table, (stack, name) in zip(tables, SIDES.items(), strict=True):
         found.say(f"{stack} d_model", table.shape[1], name)
         found.say("src_vocab_size" if name == "source" else "tgt_vocab_size", len(table), name)
         found.place(f"{'token' if shared else name}_embedding/embedding", table)
@@ -177,8 +176,7 @@ def _positions(
             found.say("position_offset", offset, side)
             _note_tables(found, probe, keys)
             return
-    codes = rows(probe.codes(keys))[0] if keys else None
-    elements = None if codes is None else probe.elements(codes, keys)
+    elements = probe.elements(rows(probe.codes(keys))[0], keys)
     if elements is None:
         made_of = " and ".join(probe.leaves[key].names[0] for key in keys)
         more = f", or a third table, made of {made_of}" if keys else ""

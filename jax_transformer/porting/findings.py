@@ -14,6 +14,7 @@ from jax_transformer.porting.probe import Elements, Norm
 from jax_transformer.porting.recording import Call
 from jax_transformer.porting.sublayers import Attention, Rotary
 
+SIDES = {"encoder": "source", "decoder": "target"}
 MOST_CALLS, MOST_PATHS = 3, 6  # that a refusal names
 Window = tuple[int | None, int | None]  # earlier and later positions that are seen; None is all
 

@@ -14,19 +14,14 @@ class Unread(InputError):
     """What a program does that no config has, and the operations that do it."""
 
     def __init__(self, message: str, calls: Iterable[Call] = ()) -> None:
-        """Keep both; the message alone names no place."""
         self.message, self.calls = message, tuple(calls)
         super().__init__(message)
 
 
 class Graph:
-    """The values of a run as nodes; an operation leads from each of its inputs to its outputs.
-
-    Keys grow in the order in which values are computed.
-    """
+    """The values of a run as nodes; an operation leads from each of its inputs to its outputs."""
 
     def __init__(self, run: Run) -> None:
-        """Index the calls by the values that they read."""
         self.run = run
         self.readers: dict[int, list[Call]] = defaultdict(list)
         for call in run.calls:
@@ -88,16 +83,6 @@ class Graph:
     def changing(self, starts: Iterable[int], ends: Iterable[int]) -> list[Call]:
         """Return the operations on these paths that do more than move numbers."""
         return [call for call in self.calls(starts, ends) if call.name not in MOVES]
-
-    def first_use(self, key: int) -> Call | None:
-        """Return the first operation that does more with a value than to move its numbers."""
-        moved = {key}
-        for call in self.run.calls:
-            if not moved.isdisjoint(call.inputs):
-                if call.name not in MOVES:
-                    return call
-                moved.update(output for output in call.outputs if output is not None)
-        return None
 
     def products(self, starts: Iterable[int], ends: Iterable[int]) -> list[Call]:
         """Return the matrix products on these paths."""

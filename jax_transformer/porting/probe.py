@@ -99,10 +99,9 @@ class Probe:
 
     def drawn(self, keys: Iterable[int]) -> dict[int, np.ndarray]:
         """Return random weights between 1 and 2, pieces of one long list of numbers."""
-        begins = {key: self.random.integers(POOL // 2) for key in keys}
         return {
-            key: np.resize(self.pool[begin:], self.leaves[key].shape)
-            for key, begin in begins.items()
+            key: np.resize(self.pool[self.random.integers(POOL // 2) :], self.leaves[key].shape)
+            for key in keys
         }
 
     def same(self, keys: Iterable[int], number: float) -> dict[int, np.ndarray]:
@@ -196,31 +195,28 @@ class Probe:
         if first is None or second is None:
             return None
         kernel = first + np.arange(size, dtype=self.kind)[:, None] * (second - first)
-        if not self._multiplies(starts, end, keys, kernel, factor):
-            rows = [row(unit) for unit in range(size)] if size <= MOST_UNITS else [None]
-            if any(each is None for each in rows):
-                return None
-            kernel = np.stack(rows)
-        return Affine(kernel, bias, factor, bias_factor or factor)
+        found = Affine(kernel, bias, factor, bias_factor or factor)
+        if self._multiplies(starts, end, found, self.drawn(keys)):
+            return found
+        rows = [row(unit) for unit in range(size)] if size <= MOST_UNITS else [None]
+        if any(each is None for each in rows):
+            return None
+        return found._replace(kernel=np.stack(rows))
 
     def _multiplies(
-        self,
-        starts: Sequence[Point],
-        end: Point,
-        keys: Sequence[int],
-        kernel: Elements,
-        factor: float,
+        self, starts: Sequence[Point], end: Point, affine: Affine, weights: dict[int, np.ndarray]
     ) -> bool:
+        kernel = affine.kernel
         if kernel.min() < 0 or kernel.max() >= self.size:
             return False
-        weights, x = self.drawn(keys), self.random.normal(size=len(kernel))
+        x = self.random.normal(size=len(kernel))
         numbers = np.full(kernel.shape, np.nan)  # of elements of other weights
         for key, array in weights.items():
             places = kernel - self.first[key]
             inside = (places >= 0) & (places < array.size)
             numbers[inside] = array.reshape(-1)[places[inside]]
         zero, one = (self.output(starts, end, weights, f * x) for f in (0, 1))
-        expected = factor * (x @ numbers)
+        expected = affine.factor * (x @ numbers)
         return bool(np.abs(one - zero - expected).max() <= CLOSE * np.abs(expected).max())
 
     def leaf_of(self, elements: Elements) -> Leaf:
@@ -253,15 +249,13 @@ class Probe:
         places = np.arange(size) if places is None else places[:size]
         x = self.random.normal(size=size) + self.random.uniform(1, 2)
 
-        def output(weights: Mapping[int, np.ndarray], scale: float) -> np.ndarray:
+        def output(weights: dict[int, np.ndarray], scale: float) -> np.ndarray:
             """Return the odd and the even part of the output in x."""
-            both = [
-                self.replay.value(end, {**weights, start: np.full(shape, sign * scale * x)}).flat[
-                    places
-                ]
-                for sign in (1, -1)
-            ]
-            return np.stack([both[0] - both[1], both[0] + both[1]]) / 2
+            plus, minus = (
+                self.replay.value(end, weights | {start: np.full(shape, row)}).flat[places]
+                for row in (scale * x, -scale * x)
+            )
+            return np.stack([plus - minus, plus + minus]) / 2
 
         zeros, ones = self.same(keys, 0.0), self.same(keys, 1.0)
         without, odd = output(zeros, 1.0)[0], output(ones, 1.0)[0]

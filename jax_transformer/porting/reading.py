@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_transformer.porting.distances import Site, read_bias, read_mask, twin
 from jax_transformer.porting.embeddings import LookUp, find_look_up, read_embedding, read_tables
-from jax_transformer.porting.findings import Findings
+from jax_transformer.porting.findings import SIDES, Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.operations import MOVES
 from jax_transformer.porting.probe import CLOSE, Affine, Elements, Norm, Point, Probe, capped
@@ -30,7 +30,6 @@ from jax_transformer.porting.sublayers import (
     scores_of,
 )
 
-SIDES = {"encoder": "source", "decoder": "target"}
 PATTERNS = {
     "encoder": ("self_attention", "feed_forward"),
     "decoder": ("self_attention", "cross_attention", "feed_forward"),
@@ -70,7 +69,6 @@ class _Reader:
         self.found = Findings()
 
     def model(self) -> None:
-        """Read the whole program."""
         source = find_look_up(self.probe, self.run.source, "source", self.pad_id)
         target = find_look_up(self.probe, self.run.target, "target", self.pad_id)
         tables = read_tables(self.found, self.probe, source, target)
@@ -236,18 +234,16 @@ class _Reader:
         self, memory: int | None, scores: Sequence[Call], ends: Sequence[int], of_start: set[int]
     ) -> int:
         """Return the value that the keys of a cross-attention are made of."""
-        keys = [call.operands[1] for call in scores]
-        of_memory = self.graph.after([memory]) if memory is not None else set()
-        products = self.graph.products([memory], keys) if memory is not None else []
+        graph, keys = self.graph, [call.operands[1] for call in scores]
+        starts = [] if memory is None else [memory]
+        of_memory, products = graph.after(starts), graph.products(starts, keys)
         apart = [call for call in products if len({*call.inputs} & self.dynamic) > 1]
-        others = (
-            self.graph.before(keys, [memory]) & self.graph.after([self.source_root]) - of_memory
-        )
+        others = graph.before(keys, starts) & graph.after([self.source_root]) - of_memory
         if apart or others or not {*keys} <= of_memory:
             text = "a cross-attention reads another value than the last output of the encoder"
             raise Unread(f"{text}, such as the output of the same encoder layer", scores)
         inside = [key for key in ends if key in of_memory and key not in of_start]
-        return self._input(memory, inside[0], self.graph.products([memory], inside), inside)
+        return self._input(memory, inside[0], graph.products([memory], inside), inside)
 
     # Output
 

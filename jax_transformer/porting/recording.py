@@ -187,7 +187,7 @@ def read_recording(path: str | os.PathLike) -> Recording:
     Raises:
         InputError: The file is no recording, or holds an operation that is not allowed.
     """
-    from jax_transformer.porting.replay import check_runs
+    from jax_transformer.porting.replay import check_run
 
     tensors = files.read(path)
     remedy = "write one by the program that `jax-transformer suggest` prints"
@@ -202,7 +202,8 @@ def read_recording(path: str | os.PathLike) -> Recording:
         raise InputError(f"{path} is no recording, it has no runs: {remedy}")
     try:
         runs = tuple(_run(numbered[number]) for number in sorted(numbered))
-        check_runs(runs)
+        for run in runs:
+            check_run(run)
     except InputError:
         raise
     except Exception as error:  # whatever a wrong number or name in the file makes of torch

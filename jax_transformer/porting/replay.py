@@ -6,7 +6,6 @@ Only operations of an allowed list are executed, and the size of each result is 
 from __future__ import annotations
 
 import math
-import re
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,17 +18,11 @@ from jax_transformer.porting.recording import MOST_NUMBERS, Call, Run, needed_ca
 from jax_transformer.storage.weights.arrays import as_torch
 
 
-def check_runs(runs: Iterable[Run]) -> None:
+def check_run(run: Run) -> None:
     """Refuse an operation that is not allowed, or whose result has another size than recorded.
 
-    The sizes are computed without numbers, once for each operation of the same sizes.
+    The sizes are computed without numbers.
     """
-    known: dict[str, list[Any]] = {}
-    for run in runs:
-        _check_run(run, known)
-
-
-def _check_run(run: Run, known: dict[str, list[Any]]) -> None:
     import torch
 
     made: dict[int, Any] = {leaf.key: torch.empty(leaf.shape, device="meta") for leaf in run.leaves}
@@ -49,12 +42,7 @@ def _check_run(run: Run, known: dict[str, list[Any]]) -> None:
             raise InputError(f"{call} has a result of more than {MOST_NUMBERS:,} numbers")
         if not sizes:  # a number of Python
             continue
-        inputs = [(made[key].shape, made[key].dtype) for key in call.reads]
-        literals = re.sub(r"'value': \d+", "", f"{call.arguments} {call.keywords}")
-        signature = f"{call.operation} {inputs} {literals} {call.shapes}"
-        if signature not in known:
-            known[signature] = _sizes(call, made)
-        for key, shape, output in zip(call.outputs, call.shapes, known[signature], strict=True):
+        for key, shape, output in zip(call.outputs, call.shapes, _sizes(call, made), strict=True):
             if key is not None:
                 if tuple(output.shape) != shape:
                     raise InputError(f"{call} has a result {list(output.shape)}, not {list(shape)}")

@@ -19,7 +19,6 @@ from jax_transformer.model.tree import LAYER, parameter_shapes
 from jax_transformer.porting.probe import Elements
 
 NUMBER = re.compile(r"\d+")
-ONE_AXIS = ("/scale", "/bias")
 
 
 class Tensor(NamedTuple):
@@ -80,11 +79,10 @@ def layout_rows(
 def _row(tensor: Tensor, placed: Mapping[str, Elements], config: TransformerConfig) -> Row:
     """Return the row of one tensor that holds some parameters, by trying each kind of row."""
     paths = sorted(placed, key=lambda path: int(placed[path].min()))
-    kernels = [path for path in paths if not path.endswith(ONE_AXIS)]
     copies = len(paths) > 1 and all(np.array_equal(placed[p], placed[paths[0]]) for p in paths)
     if copies and any(path.endswith("/kernel") for path in paths):
         raise InputError(
-            f"{tensor.names[0]} is {' and '.join(kernels[:2])}: layers that share weights have no "
+            f"{tensor.names[0]} is {' and '.join(paths[:2])}: layers that share weights have no "
             f"place in the model, because a training in JAX would part them: {tensor.use}"
         )
     stacks: tuple[Join, ...] = ("copies",) if copies else ("rows", "columns", "heads")
@@ -130,9 +128,7 @@ def _row_of_heads(
     for flipped in (True, False):
         written = [head.T if flipped else head for head in heads]
         order = [
-            next((t for t in tensors if np.array_equal(t.elements.reshape(w.shape), w)), None)
-            if w.size == math.prod(tensors[0].shape)
-            else None
+            next((t for t in tensors if np.array_equal(t.elements.ravel(), w.ravel())), None)
             for w in written
         ]
         if written and None not in order and len(tensors) == config.num_heads:

@@ -18,6 +18,7 @@ from jax_transformer.convert.table import USUAL_MASKS, Buffer, Layout, Masks, na
 from jax_transformer.convert.transfer import check_state_dict, to_params, to_tensors
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
+from jax_transformer.parity.report import aligned
 from jax_transformer.porting.findings import Findings
 from jax_transformer.porting.graph import Unread
 from jax_transformer.porting.layouts import layouts_of
@@ -284,11 +285,11 @@ def _window_fields(found: Findings) -> dict[str, Any]:
         if earlier is None
     }
     for size, pattern, kind in itertools.product(
-        sorted(sizes), (None, *sorted(patterns)), ("each_side", "split")
+        sorted(sizes - {0}), (None, *sorted(patterns)), ("each_side", "split")
     ):
         fields = {"sliding_window": size, "sliding_window_pattern": pattern, "encoder_window": kind}
-        shape = TransformerConfig.from_dict(fields) if size else None
-        if shape is not None and all(
+        shape = TransformerConfig.from_dict(fields)
+        if all(
             (shape.window_of(stack, n) or (None, 0 if stack == "decoder" else None)) == window
             for stack in STACKS
             for n, window in enumerate(found.windows[stack])
@@ -306,10 +307,10 @@ def to_layout(
     Raises:
         InputError: No layout expresses it, or the program does not read a tensor.
     """
-    tensors = [
-        Tensor(leaf.names, leaf.shape, probe.first[key], probe.graph.first_use(key))
-        for key, leaf in probe.leaves.items()
-    ]
+    tensors = []
+    for key, leaf in probe.leaves.items():
+        uses = probe.graph.changing([key], [probe.run.output])
+        tensors.append(Tensor(leaf.names, leaf.shape, probe.first[key], uses[0] if uses else None))
     rows = layout_rows(found.elements, tensors, config)
     patterns = [name_pattern(row.foreign) for row in rows]
     read = {name for leaf in probe.run.leaves for name in leaf.names}
@@ -347,8 +348,7 @@ def described(tensors: Mapping[str, Any]) -> str:
         (stem if len(names) > 1 else names[0], f"{len(names)} x {list(shape)}")
         for (stem, shape), names in groups.items()
     ]
-    width = max(len(name) for name, _ in rows[:MOST_KINDS])
-    lines = [f"{name:<{width}}  {size}" for name, size in rows[:MOST_KINDS]]
+    lines = [*aligned(rows[:MOST_KINDS])]
     if len(rows) > MOST_KINDS:
         lines.append(f"and {len(rows) - MOST_KINDS} more kinds")
     count = sum(tensor.size for tensor in tensors.values())

@@ -17,10 +17,9 @@ import numpy as np
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert import from_torch, to_torch
 from jax_transformer.convert.table import USUAL_MASKS, Layout, Masks
-from jax_transformer.model.layers import Dropout
 from jax_transformer.model.transformer import Transformer, decode, encode
 from jax_transformer.parity import Block, Comparison, Record, compare, record
-from jax_transformer.parity.observe import observed
+from jax_transformer.parity.record import unused_name
 from jax_transformer.porting.embeddings import exact_numbers, find_look_up
 from jax_transformer.porting.layouts import get_layout
 from jax_transformer.porting.probe import Probe
@@ -28,6 +27,7 @@ from jax_transformer.porting.recording import Recording
 from jax_transformer.porting.replay import Replay
 from jax_transformer.porting.sublayers import Attention, visible
 from jax_transformer.storage.weights.arrays import as_torch
+from jax_transformer.text.batches import pad
 
 EXACT = 1e-11  # an error of logits in float64
 # What is compared compiles once and runs once: what only makes its code faster is left out.
@@ -130,36 +130,21 @@ def record_model(
     lengths = config.positions_of(src.shape[1]), tgt.shape[1]
     inside = [np.ones((len(src), length), bool) for length in lengths]
     run_masks = _masks(src, tgt, inside, config, masks)
-    kinds: dict[str, str] = {}
-
-    def run(params: Any, src: Any, tgt: Any, masks: Any) -> dict[str, tuple[list, list, dict]]:
-        found: dict[str, tuple[list, list, dict]] = {}
-
-        def keep(name: str, part: Any, weights: Mapping, inputs: Any, output: Any) -> Any:
-            arrays = [
-                [x for x in jax.tree.leaves(y) if hasattr(x, "dtype")] for y in (output, inputs)
-            ]
-            if isinstance(part, Dropout) and not name.endswith("attention.dropout"):
-                return output  # nothing is dropped; that of an attention has its weights
-            name = f"{name}#2" if name in found else name  # a table of both sides
-            kinds[name] = type(part).__name__
-            found[name] = arrays[0], arrays[1], dict(weights)
-            return output
-
-        with observed(Transformer(config), keep):
-            logits = _run(params, config, src, tgt, masks)
-        return found | {"logits": ([logits], [], {})}
-
     with jax.enable_x64(double), jax.default_matmul_precision("highest"):
         params = jax.tree.map(jnp.asarray, dict(params))
-        found = jax.jit(run, compiler_options=QUICKLY)(params, src, tgt, run_masks)
+        found = record(
+            Transformer(config),
+            lambda model: {"logits": _run(params, config, src, tgt, run_masks)},
+        )
     blocks = {}
-    for name in [*kinds, "logits"]:
-        outputs, inputs, weights = jax.tree.map(np.asarray, found[name])
+    for name, block in found.blocks.items():
         if "_embedding" in name and config.embedding_scale == "sqrt_d_model":
             # A program may multiply behind its table.
-            outputs.append(outputs[0] / outputs[0].shape[-1] ** 0.5)
-        blocks[name] = Block(kinds.get(name, ""), tuple(outputs), tuple(inputs), weights)
+            scaled = block.outputs[0] / block.outputs[0].shape[-1] ** 0.5
+            block = block._replace(outputs=(*block.outputs, scaled))
+        # Nothing is dropped; the dropout of an attention has its weights.
+        if block.kind != "Dropout" or name.endswith("attention.dropout"):
+            blocks[name] = block
     return Record(blocks)
 
 
@@ -178,7 +163,6 @@ def record_program(
     keys += [*between, run.output]
     values = dict(zip(keys, probe.replay.values(keys, inputs_of_run), strict=True))
     for part in run.parts:
-        calls = sum(name.partition("#")[0] == part.path for name in blocks)
         weights = {
             name.removeprefix(f"{part.path}."): array
             for name, array in all_weights.items()
@@ -186,7 +170,7 @@ def record_program(
         }
         outputs, inputs = ([values[key] for key in ends] for ends in (part.outputs, part.inputs))
         if outputs and outputs[0].dtype.kind == "f":
-            name = f"{part.path}#{calls + 1}" if calls else part.path
+            name = unused_name(part.path, blocks)
             blocks[name] = Block(part.kind, tuple(outputs), tuple(inputs), weights)
     whole = blocks.get("", Block("Module", (values[run.output],)))
     blocks[""] = whole._replace(inputs=tuple(values[key] for key in between))
@@ -221,9 +205,9 @@ def both_logits(
         runs.append((src[:COMPARED], _looked_up(probe, config, tgt)[:COMPARED], theirs[:COMPARED]))
     joined, inside = [], []
     for sides in ([src for src, _, _ in runs], [tgt for _, tgt, _ in runs]):
-        longest = max(ids.shape[1] for ids in sides)
-        joined.append(np.concatenate([_padded(ids, longest, config.pad_id) for ids in sides]))
-        inside.append(np.concatenate([_padded(np.ones_like(ids), longest, 0) for ids in sides]) > 0)
+        rows = [row for ids in sides for row in ids.tolist()]
+        joined.append(pad(rows, config.pad_id))
+        inside.append(pad([[1] * len(row) for row in rows], 0) > 0)
     run_masks = _masks(joined[0], joined[1], inside, config, masks)
     logits = _exact_logits(params, config, joined[0], joined[1], run_masks)
     ends, found = np.cumsum([len(tgt) for _, tgt, _ in runs]), []
@@ -312,11 +296,6 @@ def _fresh(
         ends[0] = length
         sides.append(np.where(np.arange(length) < ends[:, None], ids, np.int32(config.pad_id)))
     return sides[0], sides[1]
-
-
-def _padded(ids: np.ndarray, length: int, number: int) -> np.ndarray:
-    more = length - ids.shape[1]
-    return np.pad(ids, ((0, 0), (0, more)), constant_values=number).astype(np.int32)
 
 
 def _program_logits(

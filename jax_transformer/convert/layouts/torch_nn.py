@@ -57,6 +57,24 @@ def norm(foreign: str, path: str, leaves: tuple[str, str] = ("weight", "bias")) 
     return [Row(f"{foreign}.{scale}", f"{path}/scale"), Row(f"{foreign}.{bias}", f"{path}/bias")]
 
 
+def table_rows(source: str, target: str, output: str) -> list[Row]:
+    """Return the rows of two tables that may be one, and of an output that may be tied to them.
+
+    Args:
+        source: The foreign module of the source's table; so `target`, and `output` of the Linear.
+    """
+    tied = ("output_projection", "tied")
+    return [
+        Row(f"{source}.weight", "token_embedding/embedding"),
+        Row(f"{target}.weight", "token_embedding/embedding"),
+        Row(f"{output}.weight", "token_embedding/embedding", when=tied),
+        Row(f"{source}.weight", "source_embedding/embedding"),
+        Row(f"{target}.weight", "target_embedding/embedding"),
+        Row(f"{output}.weight", "target_embedding/embedding", when=tied),
+        *linear(output, "output_projection"),
+    ]
+
+
 def layer_rows(
     foreign: str,
     stack: str,

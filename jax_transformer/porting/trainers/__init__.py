@@ -6,7 +6,6 @@ the programs; nothing of it is copied.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,8 +58,8 @@ def from_trainer(
         WeightFileError: The file is damaged, or holds objects that are not read.
         ConversionError: The tensors do not fit the settings.
     """
-    program, model = read_trainer(path, trainer, num_heads=num_heads)
-    config = program.config(model)
+    program, model = read_trainer(path, trainer)
+    config = program.config(model, num_heads)
     tokenizer = program.tokenizer(model, config)
     params, _ = to_params(
         model.tensors, config, program.layout, dtype=dtype, leaf=jax_leaf(), consume=True
@@ -69,7 +68,7 @@ def from_trainer(
 
 
 def read_trainer(
-    path: str | os.PathLike, trainer: str | None = None, *, num_heads: int | None = None
+    path: str | os.PathLike, trainer: str | None = None
 ) -> tuple[Trainer, TrainerCheckpoint]:
     """Return the program and the model of a checkpoint; arguments and errors of `from_trainer`."""
     known = ", ".join(TRAINERS)
@@ -85,11 +84,4 @@ def read_trainer(
     if program is None:
         what = trainer or "any of them"
         raise InputError(f"{path}: is no checkpoint of {what}; this library knows {known}")
-    model = program.read(checkpoint)
-    if num_heads is not None:
-        if program.records_heads:
-            raise InputError(f"num_heads={num_heads}: {program.name} records the number itself")
-        values = {**model.settings.values, "num_heads": num_heads}
-        settings = dataclasses.replace(model.settings, values=values)
-        model = model._replace(settings=settings)
-    return program, model
+    return program, program.read(checkpoint)

@@ -10,10 +10,32 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from jax_transformer.convert.buffers import PositionTable
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
+from jax_transformer.convert.table import Buffer, Layout, Row
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint
 
 SETTINGS = Settings("annotated_transformer", {}, {"num_heads": 8})
 LAYER = re.compile(r"^(encoder|decoder)\.layers\.(\d+)\.")
+PROJECTIONS = ("linears.0", "linears.1", "linears.2", "linears.3")
+NORM = ("a_2", "b_2")
+
+
+def _layout() -> Layout:
+    rows = [
+        Row("src_embed.0.lut.weight", "source_embedding/embedding"),
+        Row("tgt_embed.0.lut.weight", "target_embedding/embedding"),
+        *linear("generator.proj", "output_projection"),
+    ]
+    attentions = {"self_attention": ("self_attn", "sublayer.0.norm")}
+    for stack in STACKS:
+        feed_forward = ("feed_forward.w_1", "feed_forward.w_2", f"sublayer.{len(attentions)}.norm")
+        rows += layer_rows(f"{stack}.layers", stack, attentions, PROJECTIONS, feed_forward, NORM)
+        rows += norm(f"{stack}.norm", f"{stack}/norm", NORM)
+        attentions["cross_attention"] = ("src_attn", "sublayer.1.norm")
+    buffers = tuple(Buffer(f"{side}_embed.1.pe", PositionTable()) for side in ("src", "tgt"))
+    return Layout("annotated_transformer", tuple(rows), buffers)
 
 
 def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
@@ -48,5 +70,6 @@ TRAINER = Trainer(
         "with its classes at hand, m = torch.load('model.pt', weights_only=False); "
         "torch.save(m.state_dict(), 'plain.pt')"
     ),
+    layout=_layout(),
     records_heads=False,
 )

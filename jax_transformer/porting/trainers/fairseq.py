@@ -14,7 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from jax_transformer.convert.buffers import FixedBuffer
+from jax_transformer.convert.families.bart_lineage import stack_rows
+from jax_transformer.convert.layouts.torch_nn import table_rows
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage.reading import MAX_TOKENIZER, read_text
@@ -56,6 +61,20 @@ _OLD_NORMS = {
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 _FUSED = re.compile(r"^(.*_attn)\.in_proj_(weight|bias)$")
+VERSION = FixedBuffer("triangle", (1,), "float32", (3.0, 3.0))
+LAYOUT = Layout(
+    "fairseq",
+    rows=(
+        *table_rows("encoder.embed_tokens", "decoder.embed_tokens", "decoder.output_projection"),
+        *stack_rows(""),
+    ),
+    buffers=tuple(Buffer(f"{stack}.version", VERSION) for stack in STACKS),
+    unused=tuple(
+        f"{stack}.embed_positions.{name}"  # of tables that are computed
+        for stack in STACKS
+        for name in ("_float_tensor", "weights")
+    ),
+)
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -195,4 +214,5 @@ TRAINER = Trainer(
         "c.get('cfg'); cfg = OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else cfg; "
         "torch.save({'model': c['model'], 'cfg': cfg, 'args': c.get('args')}, 'plain.pt')"
     ),
+    layout=LAYOUT,
 )

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax_transformer.errors import InputError
+from jax_transformer.convert.buffers import PositionTable
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm, table_rows
+from jax_transformer.convert.table import Buffer, Layout
+from jax_transformer.errors import InputError, naming_the_extra
 from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
@@ -45,14 +48,36 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
+ATTENTIONS = {
+    "encoder": {"self_attention": ("src_src_att", "layer_norm")},
+    "decoder": {
+        "self_attention": ("trg_trg_att", "x_layer_norm"),
+        "cross_attention": ("src_trg_att", "dec_layer_norm"),
+    },
+}
+PROJECTIONS = ("q_layer", "k_layer", "v_layer", "output_layer")
+FEED_FORWARD = (
+    "feed_forward.pwff_layer.0",
+    "feed_forward.pwff_layer.3",
+    "feed_forward.layer_norm",
+)
+
+
+def _layout() -> Layout:
+    rows = table_rows("src_embed.lut", "trg_embed.lut", "decoder.output_layer")
+    for stack, attentions in ATTENTIONS.items():
+        rows += layer_rows(f"{stack}.layers", stack, attentions, PROJECTIONS, FEED_FORWARD)
+        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
+    buffers = tuple(Buffer(f"{stack}.pe.pe", PositionTable()) for stack in STACKS)
+    return Layout("joeynmt", tuple(rows), buffers)
+
+
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
     """Return the model; its settings and vocabularies lie in the folder of the checkpoint."""
     folder = checkpoint.path.parent
     file = folder / SETTINGS_FILE
-    try:
+    with naming_the_extra(str(file)):
         from jax_transformer.storage.yaml_file import read_yaml
-    except ImportError as error:
-        raise InputError(f"{file}: needs pyyaml; install jax-transformer[train]") from error
     whole = as_dict(read_yaml(file, vocabulary.MISSING))
     if not isinstance(whole.get("model"), dict):
         raise InputError(f"{file}: has no section 'model'; it is not the settings of JoeyNMT")
@@ -153,4 +178,5 @@ TRAINER = Trainer(
         "with JoeyNMT installed, c = torch.load('best.ckpt', weights_only=False); "
         "torch.save({'model_state': c['model_state']}, 'plain.ckpt')"
     ),
+    layout=_layout(),
 )

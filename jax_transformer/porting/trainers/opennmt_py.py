@@ -6,18 +6,33 @@ of torchtext, whose classes are not read; its tool convertv2_v3.py writes them a
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from jax_transformer.convert.buffers import PositionTable
+from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm, table_rows
+from jax_transformer.convert.table import Buffer, Layout
 from jax_transformer.errors import InputError
+from jax_transformer.model.tree import STACKS
 from jax_transformer.porting.trainers import vocabulary
 from jax_transformer.porting.trainers.trainer import Settings, Trainer, TrainerCheckpoint, as_dict
 from jax_transformer.storage import weights as files
 from jax_transformer.storage.weights.torch_file import Checkpoint
 
 UNK, PAD, BOS, EOS = "<unk>", "<blank>", "<s>", "</s>"
-EMBEDDINGS = tuple(f"{stack}.embeddings.make_embedding" for stack in ("encoder", "decoder"))
+EMBEDDINGS = {stack: f"{stack}.embeddings.make_embedding" for stack in STACKS}
+ATTENTIONS = {
+    "encoder": {"self_attention": ("self_attn", "layer_norm")},
+    "decoder": {
+        "self_attention": ("self_attn", "layer_norm_1"),
+        "cross_attention": ("context_attn", "layer_norm_2"),
+    },
+}
+LAYERS = {"encoder": "transformer", "decoder": "transformer_layers"}
+PROJECTIONS = ("linear_query", "linear_keys", "linear_values", "final_linear")
+FEED_FORWARD = ("feed_forward.w_1", "feed_forward.w_2", "feed_forward.layer_norm")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "gated-gelu": "gelu"}
 POSITIONS = {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_tensor2tensor"}
 NORMS = {"standard": "layer_norm", "rms": "rms_norm"}
@@ -47,6 +62,24 @@ REFUSED = """
 """
 # Options that have had several names.
 RENAMED = {"enc_rnn_size": "enc_hid_size", "dec_rnn_size": "dec_hid_size"}
+
+
+def _layout() -> Layout:
+    source, target = (f"{embeddings}.emb_luts.0" for embeddings in EMBEDDINGS.values())
+    rows = table_rows(source, target, "generator")
+    plain, gated = ("gated_feed_forward", False), ("gated_feed_forward", True)
+    for stack, attentions in ATTENTIONS.items():
+        layers, path = f"{stack}.{LAYERS[stack]}", f"{stack}/layers_{{i}}/feed_forward"
+        for row in layer_rows(layers, stack, attentions, PROJECTIONS, FEED_FORWARD):
+            rows.append(dataclasses.replace(row, when=plain) if ".w_1." in row.foreign else row)
+        # With a gate, w_1 is the gate, and w_3 the product that it multiplies.
+        for name, part in (("w_1", "gate"), ("w_3", "inner")):
+            products = linear(f"{layers}.{{i}}.feed_forward.{name}", f"{path}/{part}")
+            rows += [dataclasses.replace(row, when=gated) for row in products]
+        rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
+    table = PositionTable(("length", 1, "d_model"))
+    buffers = tuple(Buffer(f"{embeddings}.pe.pe", table) for embeddings in EMBEDDINGS.values())
+    return Layout("opennmt_py", tuple(rows), buffers)
 
 
 def _read(checkpoint: Checkpoint) -> TrainerCheckpoint:
@@ -84,7 +117,7 @@ def _fields(model: TrainerCheckpoint) -> dict[str, Any]:
     s.off(REFUSED)
     if not s.flag("position_encoding"):
         raise s.refusal("position_encoding", "a model without positions has no layout here")
-    source, target = EMBEDDINGS
+    source, target = EMBEDDINGS.values()
     norm_kind = s.word("layer_norm", NORMS)
     first = "encoder.transformer.0"
     pad_id, bos_id, eos_id, _ = _special_ids(model)
@@ -158,4 +191,5 @@ TRAINER = Trainer(
         "installed, c = torch.load('model.pt', weights_only=False); torch.save({n: c[n] for n in "
         "('model', 'generator', 'vocab', 'opt')}, 'plain.pt')"
     ),
+    layout=_layout(),
 )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.convert.layout_file import read_layout
 from jax_transformer.convert.table import Layout
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.weights.torch_file import Checkpoint, Namespace
@@ -51,20 +48,20 @@ class Trainer:
     # None where the vocabulary is not recorded.
     tokenizer: Callable[[TrainerCheckpoint, TransformerConfig], Tokenizer | None]
     remedy: str  # how to save a checkpoint again without objects of the program's own classes
+    layout: Layout  # of the checkpoint's tensors
     records_heads: bool = True  # whether the checkpoint has the number of attention heads
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """The layout of its name, which a file beside this one holds."""
-        return read_layout(Path(__file__).with_name(f"{self.name}.toml")).layout
 
     def wrote(self, content: Mapping[str, Any]) -> bool:
         """Return whether the content of a checkpoint has the marks of the program."""
         return any(marks <= content.keys() for marks in self.marks)
 
-    def config(self, model: TrainerCheckpoint) -> TransformerConfig:
-        """Return the config of a model."""
+    def config(self, model: TrainerCheckpoint, num_heads: int | None = None) -> TransformerConfig:
+        """Return the config of a model, with the number of heads if its program records none."""
         fields = self.fields(model)
+        if num_heads is not None:
+            if self.records_heads:
+                raise InputError(f"num_heads={num_heads}: {self.name} records the number itself")
+            fields["num_heads"] = num_heads
         try:
             return TransformerConfig(**fields)
         except InputError as error:

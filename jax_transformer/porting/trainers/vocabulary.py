@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax_transformer.config import TransformerConfig
-from jax_transformer.errors import InputError, shorten
+from jax_transformer.errors import InputError, naming_the_extra, shorten
 
 if TYPE_CHECKING:
     from jax_transformer.porting.trainers.trainer import TrainerCheckpoint
@@ -44,10 +44,8 @@ def word_tokenizer(
             )
         if type(unk_id) is not int or not 0 <= unk_id < size:
             raise InputError(f"unk_id={shorten(unk_id)} is no id of the {side} vocabulary")
-    try:
+    with naming_the_extra("a vocabulary"):
         from jax_transformer.tokenizers import READERS, separate
-    except ImportError as error:
-        raise InputError("a vocabulary needs tokenizers; install jax-transformer[train]") from error
     settings: dict[str, Any] = {name: getattr(config, name) for name in SPECIAL}
     special_ids = sorted({*settings.values()})
     settings |= {"unk_id": unk_id, "source_suffix": list(source_suffix)}
