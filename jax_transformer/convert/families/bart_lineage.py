@@ -107,18 +107,19 @@ def layout(
 
 def stack_rows(prefix: str) -> list[Row]:
     """Return the rows of the stacks by the names of fairseq, which transformers kept."""
-    rows, feed_forward = [], ("fc1", "fc2", "final_layer_norm")
-    attentions = {"self_attention": ("self_attn", "self_attn_layer_norm")}
-    for stack, side in zip(STACKS, ("source", "target"), strict=True):
-        foreign = f"{prefix}{stack}"
-        rows += [
-            Row(f"{foreign}.embed_positions.weight", f"{side}_positions/embedding"),
-            *norm(f"{foreign}.layernorm_embedding", f"{side}_embedding_norm"),
-            *layer_rows(f"{foreign}.layers", stack, attentions, PROJECTIONS, feed_forward),
-            *norm(f"{foreign}.layer_norm", f"{stack}/norm"),
-        ]
-        attentions["cross_attention"] = ("encoder_attn", "encoder_attn_layer_norm")
-    return rows
+    attentions = {
+        "self_attention": ("self_attn", "self_attn_layer_norm"),
+        "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
+    }
+    layers, feed_forward = f"{prefix}{{stack}}.layers", ("fc1", "fc2", "final_layer_norm")
+    return [
+        Row(f"{prefix}encoder.embed_positions.weight", "source_positions/embedding"),
+        Row(f"{prefix}decoder.embed_positions.weight", "target_positions/embedding"),
+        *norm(f"{prefix}encoder.layernorm_embedding", "source_embedding_norm"),
+        *norm(f"{prefix}decoder.layernorm_embedding", "target_embedding_norm"),
+        *layer_rows(layers, "{stack}", attentions, PROJECTIONS, feed_forward),
+        *norm(f"{prefix}{{stack}}.layer_norm", "{stack}/norm"),
+    ]
 
 
 EXTRA_ROWS = 2  # of the table of M2M100 in transformers, whatever the id of padding is

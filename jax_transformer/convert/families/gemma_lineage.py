@@ -120,28 +120,26 @@ def family(
 
 def stack_rows() -> list[Row]:
     """Return the rows of both stacks; a config has a part of them."""
-    rows = []
-    for stack in STACKS:
-        foreign, path = f"model.{stack}.layers.{{i}}.", f"{stack}/layers_{{i}}"
-        rows.append(Row(f"model.{stack}.norm.weight", f"{stack}/norm/scale"))
-        blocks = {"self_attention": "self_attn", "feed_forward": "feedforward"}
-        if stack == "decoder":
-            blocks["cross_attention"] = "cross_attn"
-        for block, name in blocks.items():
-            for side, norm in (("pre", "norm"), ("post", "output_norm")):
-                scale = f"{path}/{block}_residual/{norm}/scale"
-                rows.append(Row(f"{foreign}{side}_{name}_layernorm.weight", scale))
-            projections = {
-                f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")
-            }
-            if block == "feed_forward":
-                projections = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
-            for tensor, part in projections.items():
-                kernel = f"{path}/{block}/{part}/kernel"
-                rows.append(Row(f"{foreign}{tensor}_proj.weight", kernel, transpose))
-        for part in ("query", "key"):
-            scale = f"{path}/self_attention/{part}_norm/scale"
-            rows.append(Row(f"{foreign}self_attn.{part[0]}_norm.weight", scale))
+    foreign, path = "model.{stack}.layers.{i}.", "{stack}/layers_{i}"
+    rows = [Row("model.{stack}.norm.weight", "{stack}/norm/scale")]
+    blocks = {
+        "self_attention": "self_attn",
+        "feed_forward": "feedforward",
+        "cross_attention": "cross_attn",
+    }
+    for block, name in blocks.items():
+        for side, norm in (("pre", "norm"), ("post", "output_norm")):
+            scale = f"{path}/{block}_residual/{norm}/scale"
+            rows.append(Row(f"{foreign}{side}_{name}_layernorm.weight", scale))
+        projections = {f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")}
+        if block == "feed_forward":
+            projections = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
+        for tensor, part in projections.items():
+            kernel = f"{path}/{block}/{part}/kernel"
+            rows.append(Row(f"{foreign}{tensor}_proj.weight", kernel, transpose))
+    for part in ("query", "key"):
+        scale = f"{path}/self_attention/{part}_norm/scale"
+        rows.append(Row(f"{foreign}self_attn.{part[0]}_norm.weight", scale))
     return rows
 
 
