@@ -122,11 +122,8 @@ def stack_rows(prefix: str) -> list[Row]:
     ]
 
 
-EXTRA_ROWS = 2  # of the table of M2M100 in transformers, whatever the id of padding is
-
-
 class _PositionTable(PositionTable):
-    """The table [max_length + 2, d_model] as older files hold it: padding has zeros."""
+    """The table [max_length + 2, d_model] as older files of M2M100 hold it: padding has zeros."""
 
     def __call__(self, config: TransformerConfig) -> np.ndarray:
         table = super().__call__(config)
@@ -134,7 +131,7 @@ class _PositionTable(PositionTable):
         return table
 
     def rows(self, config: TransformerConfig) -> int:
-        return config.max_length + EXTRA_ROWS
+        return config.max_length + 2  # in transformers, whatever the id of padding is
 
 
 def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -148,9 +145,8 @@ def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
     return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
 
 
-SINUSOIDS, ROWS_OF_PADDING = (
-    table(("length", "d_model")) for table in (PositionTable, _PositionTable)
-)
+SINUSOIDS = PositionTable(("length", "d_model"))
+ROWS_OF_PADDING = _PositionTable(("length", "d_model"))
 # Without a start id, mBART and PLBart generate from BOS. In training, transformers moves the last
 # token of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token
 # is the config's `bos_id`.
