@@ -175,14 +175,17 @@ def config_from_json(
             values[key] = value(values)
     if tied is not None:
         values["tie_word_embeddings"] = tied
+    for key in (*family.fields, *family.words):
+        if key not in values:
+            raise InputError(f"{family.file} has no {key!r}; add it")
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
     declared = declarations(TransformerConfig)
     for key, names in family.fields.items():
         for name in _names(names):
-            if (value := _get(family, values, key)) is None and key not in family.nullable:
+            if values[key] is None and key not in family.nullable:
                 raise InputError(f"{family.file}: {key}=null must be a number")
-            value = checked(f"{family.file}: {key}", value, declared[name])
+            value = checked(f"{family.file}: {key}", values[key], declared[name])
             if fields.setdefault(name, value) != value:
                 raise InputError(
                     f"{family.file}: {key}={shorten(value)} must equal "
@@ -191,7 +194,7 @@ def config_from_json(
             sources.setdefault(name, key)
     chosen: dict[str, Any] = {}
     for key, words in family.words.items():
-        value = _get(family, values, key)
+        value = values[key]
         if (type(value), value) not in [(type(word), word) for word in words]:
             raise InputError(f"{family.file}: {key}={shorten(value)} must be {_one_of(words)}")
         if any(chosen.get(name, word) != word for name, word in words[value].items()):
@@ -322,9 +325,3 @@ def _one_of(values: Mapping[Any, Any] | tuple[Any, ...]) -> str:
     """Return possible values as config.json spells them."""
     spelt = [json.dumps(value) for value in values]
     return spelt[0] if len(spelt) == 1 else f"one of {', '.join(spelt)}"
-
-
-def _get(family: Family, values: Mapping[str, Any], key: str) -> Any:
-    if key not in values:
-        raise InputError(f"{family.file} has no {key!r}; add it")
-    return values[key]
