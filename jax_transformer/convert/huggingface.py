@@ -16,6 +16,7 @@ from jax_transformer.convert import languages, marian_folder
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import (
     HEAD_BIASES,
+    HEADS,
     Family,
     config_from_json,
     config_to_json,
@@ -44,10 +45,7 @@ if TYPE_CHECKING:
     from jax_transformer.tokenizers import Tokenizer
 
 # How the names of classes end whose models have another head, or one stack.
-_OTHER_CLASSES = (
-    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    *("ForCausalLM", "EncoderModel"),
-)
+_OTHER_CLASSES = (*HEADS.values(), "ForQuestionAnswering", "ForCausalLM", "EncoderModel")
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
 
