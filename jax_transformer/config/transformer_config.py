@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, no_type_check
 
 from msgspec import Meta
 
-from jax_transformer.config.declared import check_fields, check_name, declarations, short_repr
+from jax_transformer.config.declared import check_fields, check_names, declarations, short_repr
 from jax_transformer.config.presets import PRESETS
 from jax_transformer.errors import InputError, shorten
 
@@ -380,8 +380,7 @@ class TransformerConfig:
         Raises:
             InputError: A field or a value is unknown.
         """
-        for name, value in fields.items():
-            check_name(name, value, declarations(cls))
+        check_names(fields, declarations(cls))
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
