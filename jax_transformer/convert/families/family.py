@@ -281,22 +281,19 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
-def generation(config: TransformerConfig) -> dict[str, Any]:
-    """Return the generation defaults of a family whose targets all end with EOS."""
+def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of M2M100, whose files never force EOS, and of T5."""
     return {
         "decoder_start_token_id": config.bos_id,
         "eos_token_id": config.eos_id,
-        "forced_eos_token_id": config.eos_id,
         "max_length": config.max_length,
         "pad_token_id": config.pad_id,
     }
 
 
-def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
-    """Return the generation defaults of M2M100, whose files never force EOS, and of T5."""
-    defaults = generation(config)
-    del defaults["forced_eos_token_id"]
-    return defaults
+def generation(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of a family whose targets all end with EOS."""
+    return {**generation_without_forced_end(config), "forced_eos_token_id": config.eos_id}
 
 
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
