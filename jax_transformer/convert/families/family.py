@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
+from jax_transformer.config.transformer_config import ENCODER_SIZES
 from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
@@ -203,6 +204,9 @@ def config_from_json(
             )
         chosen |= words[value]
     fields |= chosen
+    for size in ENCODER_SIZES:  # a size of the encoder that is the decoder's needs no field
+        if fields.get(f"encoder_{size}") == fields.get(size):
+            fields[f"encoder_{size}"] = None
     if family.implied is not None:
         fields |= family.implied(fields)
     try:

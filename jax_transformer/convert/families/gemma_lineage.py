@@ -102,7 +102,6 @@ def family(
         },
         computed=computed,
         written=partial(_written, objects=objects, factor=factor, constants=constants),
-        implied=_encoder_sizes,
         tokenizer="GemmaTokenizer",
         **others,
     )
@@ -150,12 +149,6 @@ def _written(
             del keys[f"{name}.{factor}"]
     top = {key: keys[f"decoder.{key}"] for key in ("pad_token_id", "vocab_size")}
     return keys | special | top | constants
-
-
-def _encoder_sizes(fields: Mapping[str, Any]) -> dict[str, None]:
-    """Return the sizes of the encoder that need no field: those that are the decoder's."""
-    sizes = [name for name, _ in SIZES.values() if name.startswith("encoder_")]
-    return {name: None for name in sizes if fields[name] == fields[name.removeprefix("encoder_")]}
 
 
 def _layer_types(pattern: int | None, count: int) -> list[str]:

@@ -59,11 +59,9 @@ _LAYOUT = Layout(
 )
 
 
-def _implied(fields: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the id of padding and BOS, the last one; `encoder_d_ff` only where it differs."""
-    inner, pad_id = fields["encoder_d_ff"], fields["src_vocab_size"] - 1
-    encoder = {"encoder_d_ff": None if inner == fields["d_ff"] else inner}
-    return {"pad_id": pad_id, "bos_id": pad_id, **encoder}
+def _implied(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the id of padding and BOS, the last one."""
+    return dict.fromkeys(("pad_id", "bos_id"), fields["src_vocab_size"] - 1)
 
 
 _LAYER_NORM = {"norm": "layer_norm", "norm_bias": True}
