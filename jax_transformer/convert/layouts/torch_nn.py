@@ -7,7 +7,6 @@ them from the module.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,8 @@ def transformer(prefix: str = "") -> Layout:
     Args:
         prefix: What precedes its names inside a module, for example "transformer.".
     """
-    rows = (_stack(stack, f"{prefix}{stack}.", f"{stack}/") for stack in ("encoder", "decoder"))
-    return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
+    encoder = _stack("encoder", f"{prefix}encoder.", "encoder/")
+    return Layout("torch_nn", (*encoder, *_stack("decoder", f"{prefix}decoder.", "decoder/")))
 
 
 def part(stack: str) -> Layout:
