@@ -1,7 +1,5 @@
 """Language codes of a model: those of a Hugging Face folder, and those that it is written with."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A model family of Hugging Face transformers as one description, and config.json by it."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping
