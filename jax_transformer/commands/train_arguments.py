@@ -9,7 +9,7 @@ from jax_transformer.commands.command_line import Parser, described
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import (
     check_mapping,
-    check_name,
+    check_names,
     checked_fields,
     declarations,
 )
@@ -129,8 +129,7 @@ def named_values(values: Mapping[str, Any]) -> NamedSettings:
     """Return what a call in Python names: settings of the run, the model and the training."""
     parts = map(declarations, (Arguments, *PARTS.values()))
     known = [name for part in parts for name in part if name not in PARTS]
-    for name, value in values.items():
-        check_name(name, value, known)
+    check_names(values, known)
     return NamedSettings(*_checked(_in_parts(values), ""))
 
 

@@ -125,8 +125,7 @@ def checked_fields(
         prefix: What stands before each name in a message.
     """
     declared = declarations(settings)
-    for name, value in check_mapping(values, prefix).items():
-        check_name(name, value, declared, prefix)
+    check_names(check_mapping(values, prefix), declared, prefix)
     return {
         name: checked(f"{prefix}{name}", value, declared[name], text=text)
         for name, value in values.items()
@@ -143,13 +142,14 @@ def check_mapping(values: Any, prefix: str = "") -> dict[str, Any]:
     return dict(values)
 
 
-def check_name(name: str, value: Any, declared: Collection[str], prefix: str = "") -> None:
+def check_names(values: Mapping[str, Any], declared: Collection[str], prefix: str = "") -> None:
     """Refuse a name that is not declared; the message has the nearest one."""
-    if name not in declared:
-        name = shorten(name).strip("'")
-        near = meant(name, declared)
-        hint = f"did you mean {near}?" if near else f"the settings are {', '.join(declared)}"
-        raise InputError(f"{prefix}{name}={shorten(value)} is not a setting; {hint}")
+    for name, value in values.items():
+        if name not in declared:
+            shown = shorten(name).strip("'")
+            near = meant(shown, declared)
+            hint = f"did you mean {near}?" if near else f"the settings are {', '.join(declared)}"
+            raise InputError(f"{prefix}{shown}={shorten(value)} is not a setting; {hint}")
 
 
 def meant(name: str, declared: Collection[str]) -> str | None:

@@ -23,10 +23,8 @@ def _ids(pad: int, bos: int, eos: int) -> dict[str, int]:
 _STD_PRE_NORM = {"norm_placement": "pre", "norm": "std_norm"}
 _FINAL_PRE_NORM = {"norm_placement": "pre", "final_norm": True}
 _NO_INNER_DROPOUT = {"attention_dropout": 0.0, "activation_dropout": 0.0}
-_NO_BIASES = {
-    **dict.fromkeys(("output_bias", "qkv_bias", "attention_output_bias"), False),
-    **dict.fromkeys(("feed_forward_bias", "norm_bias"), False),
-}
+_BIASES = "output_bias qkv_bias attention_output_bias feed_forward_bias norm_bias".split()
+_NO_BIASES = dict.fromkeys(_BIASES, False)
 # What the descendants of BART share, in the sizes of the large models.
 _BART_LARGE = {
     "d_model": 1024,
@@ -240,7 +238,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "d_model": 640,
         "num_heads": 4,
         "num_kv_heads": 1,
-        "d_ff": 2048,
         "max_length": 32_768,
         "token_embeddings": "shared",
         "rotary_theta": 1e6,

@@ -9,13 +9,7 @@ from typing import Annotated, Any, Literal, no_type_check
 
 from msgspec import Meta
 
-from jax_transformer.config.declared import (
-    check_fields,
-    check_name,
-    checked,
-    declarations,
-    short_repr,
-)
+from jax_transformer.config.declared import check_fields, check_names, declarations, short_repr
 from jax_transformer.config.presets import PRESETS
 from jax_transformer.errors import InputError, shorten
 
@@ -386,8 +380,7 @@ class TransformerConfig:
         Raises:
             InputError: A field or a value is unknown.
         """
-        for name, value in fields.items():
-            check_name(name, value, declarations(cls))
+        check_names(fields, declarations(cls))
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -550,12 +543,6 @@ class TransformerConfig:
     def activation_dropout_rate(self) -> float:
         """Dropout rate inside the feed-forward network."""
         return self.dropout if self.activation_dropout is None else self.activation_dropout
-
-    @classmethod
-    def check_value(cls, name: str, value: Any) -> None:
-        """Refuse a value that a field has in no config, or an unknown field."""
-        check_name(name, value, declarations(cls))
-        checked(name, value, declarations(cls)[name])
 
     def _faults(self) -> Iterator[str]:
         """Yield a line for each combination of fields that no model can have."""

@@ -1,7 +1,5 @@
 """Values of a `Buffer`: a position table, a range of numbers, a mask, or a list of numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Literal, get_args, no_type_check

@@ -4,8 +4,6 @@ Each key of `GenerationConfig` in transformers 5.23 is honoured, or changes no o
 read, or is refused unless its value is neutral.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -16,6 +16,7 @@ from jax_transformer.convert import languages, marian_folder
 from jax_transformer.convert.families import FAMILIES, get_family
 from jax_transformer.convert.families.family import (
     HEAD_BIASES,
+    HEADS,
     Family,
     config_from_json,
     config_to_json,
@@ -37,17 +38,14 @@ from jax_transformer.storage.reading import errors_naming, read_json
 from jax_transformer.storage.weights import shards
 from jax_transformer.storage.weights.arrays import FLOATS, as_numpy
 from jax_transformer.storage.writing import json_bytes
+from jax_transformer.tokenizers import Tokenizer
+from jax_transformer.tokenizers.readers.classes import read_class, written_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from jax_transformer.tokenizers import Tokenizer
-
 # How the names of classes end whose models have another head, or one stack.
-_OTHER_CLASSES = (
-    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
-    *("ForCausalLM", "EncoderModel"),
-)
+_OTHER_CLASSES = (*HEADS.values(), "ForQuestionAnswering", "ForCausalLM", "EncoderModel")
 _OWN_TYPE = "jax_transformer"  # "model_type" in a folder that this library has written
 
 
@@ -228,8 +226,6 @@ def load_tokenizer(
             "convert.from_huggingface reads the model alone"
         )
     config = config_from_json(family, values)
-    from jax_transformer.tokenizers.readers.classes import read_class
-
     tokenizer = read_class(folder, config, family.tokenizer)
     for name in ("pad_id", "eos_id"):
         token_id, wanted = getattr(tokenizer, name), getattr(config, name)
@@ -376,8 +372,6 @@ def _tokenizer_files(
     family: Family, tokenizer: Tokenizer, config: TransformerConfig
 ) -> dict[str, bytes]:
     """Return the file that transformers needs besides the tokenizer's own files."""
-    from jax_transformer.tokenizers.readers.classes import written_config
-
     settings = family.tokenizer and written_config(tokenizer, config, family.tokenizer)
     if settings is None:
         raise InputError(

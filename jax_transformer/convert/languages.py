@@ -1,20 +1,16 @@
 """Language codes of a model: those of a Hugging Face folder, and those that it is written with."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.generation_config import GENERATION_FILE
 from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.writing import json_bytes
-
-if TYPE_CHECKING:
-    from jax_transformer.tokenizers import Languages, Tokenizer
+from jax_transformer.tokenizers import Languages, Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # What the classes of transformers take for src_lang where it is null: mBART, NLLB, M2M100.

@@ -8,8 +8,6 @@
 Nothing in a file is trusted: sizes are bounded, and every fault is one line that names the place.
 """
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Mapping

@@ -5,6 +5,7 @@ id, of padding and BOS, behind those of the longer vocabulary: its rows are zero
 so small that it takes no probability.
 """
 
+import functools
 import glob
 import re
 from collections.abc import Callable, Mapping
@@ -91,13 +92,7 @@ def read_tensors(path: Path, reads: Callable[[str], bool]) -> dict[str, np.ndarr
 
 def _read(path: Path, reads: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Return the arrays that are read, by the names of `families.marian`."""
-
-    def renamed(name: str) -> str:
-        def with_dots(found: re.Match[str]) -> str:
-            return f"{found[1]}." if found[2] is None else f"{found[1]}.{int(found[2]) - 1}."
-
-        return _THEIRS.sub(with_dots, name)
-
+    renamed = functools.partial(_THEIRS.sub, _with_dots)
     tensors = weights.read(path, reads=lambda name: reads(renamed(name)))
     tensors = {renamed(name): tensor for name, tensor in tensors.items()}
     if OLD_OUTPUT in tensors:  # which older versions of Marian write
@@ -182,6 +177,10 @@ def written_files(
     files = {name: x for name, x in contents.items() if not name.endswith(others)}
     decoder = to_yaml({**search, **paths}).encode()
     return written, {**files, **vocabularies.files, DECODER: decoder}
+
+
+def _with_dots(found: re.Match[str]) -> str:
+    return f"{found[1]}." if found[2] is None else f"{found[1]}.{int(found[2]) - 1}."
 
 
 def _with_underscores(found: re.Match[str]) -> str:

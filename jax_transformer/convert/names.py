@@ -1,7 +1,5 @@
 """Names that are missing or unexpected, and what helps: a prefix, a field, the nearest name."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter

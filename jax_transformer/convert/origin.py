@@ -26,6 +26,7 @@ from jax_transformer.storage.reading import (
 )
 from jax_transformer.storage.weights.shards import read_weights, weight_names
 from jax_transformer.storage.writing import json_bytes
+from jax_transformer.tokenizers.readers.classes import tokenizer_names
 
 ORIGIN_FILE = "huggingface_origin.json"
 MAX_CARRIED_TOGETHER = 2**25  # bytes of all files that are carried over, as base64 in one file
@@ -92,8 +93,6 @@ def read_origin(folder: Path) -> tuple[Origin, list[str]]:
         elsewhere = {CONFIG_FILE, *weight_names(folder)}
     family = get_family(config.get("model_type"))
     if family.tokenizer is not None:
-        from jax_transformer.tokenizers.readers.classes import tokenizer_names
-
         elsewhere.update(tokenizer_names(folder, family.tokenizer))
     files, left, carried = {}, [], 0
     with errors_naming(folder, "cannot be read", OSError):

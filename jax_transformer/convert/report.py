@@ -1,7 +1,5 @@
 """What a conversion did with each tensor, and the error that shows every kind of fault at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import itertools

@@ -18,6 +18,7 @@ import numpy as np
 from flax import traverse_util
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import checked_fields
 from jax_transformer.convert.report import nearest
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import LAYER, PARAMETERS, Shape, parameter_shapes
@@ -129,7 +130,7 @@ class Row:
             if not are_names or set("{}") & set(WORD.sub("", template)):
                 raise InputError(f"{template!r}: braces must hold a word, as {{i}}, each word once")
         if self.when is not None:
-            TransformerConfig.check_value(*self.when)
+            checked_fields(TransformerConfig, dict([self.when]))
         if not self.paths:
             raise InputError(f"{self.foreign!r} must hold at least one parameter")
 

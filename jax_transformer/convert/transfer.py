@@ -4,8 +4,6 @@ A config may come from a file that nobody checked. Before it was compared with t
 of the size that it claims is built.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

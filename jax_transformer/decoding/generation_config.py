@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.config.declared import check_name, checked, declarations, short_repr
+from jax_transformer.config.declared import check_names, checked, declarations, short_repr
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_generates, check_length
 
@@ -166,8 +166,7 @@ class GenerationConfig:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse a name that is no field of `GenerationConfig`, and name the nearest one."""
-    for name, value in options.items():
-        check_name(name, value, declarations(GenerationConfig))
+    check_names(options, declarations(GenerationConfig))
 
 
 # The options that a model may have defaults for: all but those of sampling.

@@ -19,7 +19,7 @@ from msgspec import Meta
 from jax_transformer.audio.log_mel import HOP, SAMPLE_RATE, LogMelStream
 from jax_transformer.audio.sound_files import open_sound
 from jax_transformer.config import TransformerConfig
-from jax_transformer.config.declared import check_fields, check_name, checked, declarations
+from jax_transformer.config.declared import check_fields, check_names, checked, declarations
 from jax_transformer.convert.generation_config import GENERATION_FILE, read_generation_config
 from jax_transformer.convert.huggingface import is_huggingface
 from jax_transformer.convert.origin import Origin
@@ -215,8 +215,7 @@ class Transcriber:
             running = [one for one in running if one.number not in done]
 
     def _checked(self, options: Mapping[str, Any]) -> Options:
-        for name, value in options.items():
-            check_name(name, value, declarations(Options))
+        check_names(options, declarations(Options))
         chosen = Options(**options)
         if chosen.language is not None and chosen.language not in self.languages:
             known = ", ".join(self.languages) or "none, the model is of English alone"

@@ -107,25 +107,23 @@ def layout(
 
 def stack_rows(prefix: str) -> list[Row]:
     """Return the rows of the stacks by the names of fairseq, which transformers kept."""
-    rows, feed_forward = [], ("fc1", "fc2", "final_layer_norm")
-    attentions = {"self_attention": ("self_attn", "self_attn_layer_norm")}
-    for stack, side in zip(STACKS, ("source", "target"), strict=True):
-        foreign = f"{prefix}{stack}"
-        rows += [
-            Row(f"{foreign}.embed_positions.weight", f"{side}_positions/embedding"),
-            *norm(f"{foreign}.layernorm_embedding", f"{side}_embedding_norm"),
-            *layer_rows(f"{foreign}.layers", stack, attentions, PROJECTIONS, feed_forward),
-            *norm(f"{foreign}.layer_norm", f"{stack}/norm"),
-        ]
-        attentions["cross_attention"] = ("encoder_attn", "encoder_attn_layer_norm")
-    return rows
-
-
-EXTRA_ROWS = 2  # of the table of M2M100 in transformers, whatever the id of padding is
+    attentions = {
+        "self_attention": ("self_attn", "self_attn_layer_norm"),
+        "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
+    }
+    layers, feed_forward = f"{prefix}{{stack}}.layers", ("fc1", "fc2", "final_layer_norm")
+    return [
+        Row(f"{prefix}encoder.embed_positions.weight", "source_positions/embedding"),
+        Row(f"{prefix}decoder.embed_positions.weight", "target_positions/embedding"),
+        *norm(f"{prefix}encoder.layernorm_embedding", "source_embedding_norm"),
+        *norm(f"{prefix}decoder.layernorm_embedding", "target_embedding_norm"),
+        *layer_rows(layers, "{stack}", attentions, PROJECTIONS, feed_forward),
+        *norm(f"{prefix}{{stack}}.layer_norm", "{stack}/norm"),
+    ]
 
 
 class _PositionTable(PositionTable):
-    """The table [max_length + 2, d_model] as older files hold it: padding has zeros."""
+    """The table [max_length + 2, d_model] as older files of M2M100 hold it: padding has zeros."""
 
     def __call__(self, config: TransformerConfig) -> np.ndarray:
         table = super().__call__(config)
@@ -133,7 +131,7 @@ class _PositionTable(PositionTable):
         return table
 
     def rows(self, config: TransformerConfig) -> int:
-        return config.max_length + EXTRA_ROWS
+        return config.max_length + 2  # in transformers, whatever the id of padding is
 
 
 def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -147,9 +145,8 @@ def _position_offset(fields: Mapping[str, Any]) -> dict[str, int]:
     return {"position_offset": max(0, pad_id) + 1}  # the config refuses a negative id itself
 
 
-SINUSOIDS, ROWS_OF_PADDING = (
-    table(("length", "d_model")) for table in (PositionTable, _PositionTable)
-)
+SINUSOIDS = PositionTable(("length", "d_model"))
+ROWS_OF_PADDING = _PositionTable(("length", "d_model"))
 # Without a start id, mBART and PLBart generate from BOS. In training, transformers moves the last
 # token of a target to its front: the whole target is then CODE, text, EOS, CODE, whose first token
 # is the config's `bos_id`.

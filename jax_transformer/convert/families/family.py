@@ -1,7 +1,5 @@
 """A model family of Hugging Face transformers as one description, and config.json by it."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +11,7 @@ from msgspec import Meta
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
+from jax_transformer.config.transformer_config import ENCODER_SIZES
 from jax_transformer.convert.table import Layout, Row, transpose
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
@@ -175,14 +174,17 @@ def config_from_json(
             values[key] = value(values)
     if tied is not None:
         values["tie_word_embeddings"] = tied
+    for key in (*family.fields, *family.words):
+        if key not in values:
+            raise InputError(f"{family.file} has no {key!r}; add it")
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
     declared = declarations(TransformerConfig)
     for key, names in family.fields.items():
         for name in _names(names):
-            if (value := _get(family, values, key)) is None and key not in family.nullable:
+            if values[key] is None and key not in family.nullable:
                 raise InputError(f"{family.file}: {key}=null must be a number")
-            value = checked(f"{family.file}: {key}", value, declared[name])
+            value = checked(f"{family.file}: {key}", values[key], declared[name])
             if fields.setdefault(name, value) != value:
                 raise InputError(
                     f"{family.file}: {key}={shorten(value)} must equal "
@@ -191,7 +193,7 @@ def config_from_json(
             sources.setdefault(name, key)
     chosen: dict[str, Any] = {}
     for key, words in family.words.items():
-        value = _get(family, values, key)
+        value = values[key]
         if (type(value), value) not in [(type(word), word) for word in words]:
             raise InputError(f"{family.file}: {key}={shorten(value)} must be {_one_of(words)}")
         if any(chosen.get(name, word) != word for name, word in words[value].items()):
@@ -200,6 +202,9 @@ def config_from_json(
             )
         chosen |= words[value]
     fields |= chosen
+    for size in ENCODER_SIZES:  # a size of the encoder that is the decoder's needs no field
+        if fields.get(f"encoder_{size}") == fields.get(size):
+            fields[f"encoder_{size}"] = None
     if family.implied is not None:
         fields |= family.implied(fields)
     try:
@@ -278,22 +283,19 @@ def config_to_json(family: Family, config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
-def generation(config: TransformerConfig) -> dict[str, Any]:
-    """Return the generation defaults of a family whose targets all end with EOS."""
+def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of M2M100, whose files never force EOS, and of T5."""
     return {
         "decoder_start_token_id": config.bos_id,
         "eos_token_id": config.eos_id,
-        "forced_eos_token_id": config.eos_id,
         "max_length": config.max_length,
         "pad_token_id": config.pad_id,
     }
 
 
-def generation_without_forced_end(config: TransformerConfig) -> dict[str, Any]:
-    """Return the generation defaults of M2M100, whose files never force EOS, and of T5."""
-    defaults = generation(config)
-    del defaults["forced_eos_token_id"]
-    return defaults
+def generation(config: TransformerConfig) -> dict[str, Any]:
+    """Return the generation defaults of a family whose targets all end with EOS."""
+    return {**generation_without_forced_end(config), "forced_eos_token_id": config.eos_id}
 
 
 def notes(family: Family, values: Mapping[str, Any]) -> list[str]:
@@ -322,9 +324,3 @@ def _one_of(values: Mapping[Any, Any] | tuple[Any, ...]) -> str:
     """Return possible values as config.json spells them."""
     spelt = [json.dumps(value) for value in values]
     return spelt[0] if len(spelt) == 1 else f"one of {', '.join(spelt)}"
-
-
-def _get(family: Family, values: Mapping[str, Any], key: str) -> Any:
-    if key not in values:
-        raise InputError(f"{family.file} has no {key!r}; add it")
-    return values[key]

@@ -1,7 +1,7 @@
 """T5Gemma and T5Gemma 2: names of weights, and config.json with an object for each stack."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,8 @@ def family(
         PATTERN: "sliding_window_pattern",
     }
     words: dict[str, Any] = {}
-    computed: dict[str, Any] = {}
+    pattern_of = partial(_pattern, objects=objects, usual=pattern)
+    computed: dict[str, Any] = {PATTERN: pattern_of, END: _first_end}
     for number, name in enumerate(objects):
         fields |= {f"{name}.{key}": field for key, field in shared.items()}
         fields |= {f"{name}.{key}": both[number] for key, both in SIZES.items()}
@@ -77,17 +78,6 @@ def family(
         computed[f"{name}.{theta}"] = operator.methodcaller("get", f"{name}.rope_theta")
         words[f"{name}.hidden_activation"] = ACTIVATIONS
         words[f"{name}.{kind}"] = {"linear": {}, "default": {"rotary_scaling": 1.0}}
-
-    def layers_of_a_pattern(values: Mapping[str, Any]) -> int | None:
-        types, counts = (
-            [values.get(f"{name}.{key}") for name in objects]
-            for key in ("layer_types", "num_hidden_layers")
-        )
-        return _pattern(types, counts, pattern)
-
-    def first_end(values: Mapping[str, Any]) -> Any:
-        ends = values.get("decoder.eos_token_id")
-        return ends[0] if isinstance(ends, list) and ends else ends
 
     return Family(
         model_type=model_type,
@@ -110,9 +100,8 @@ def family(
             for name in objects
             for key, one in ((kind, "default"), (factor, 1.0))
         },
-        computed=computed | {PATTERN: layers_of_a_pattern, END: first_end},
+        computed=computed,
         written=partial(_written, objects=objects, factor=factor, constants=constants),
-        implied=_encoder_sizes,
         tokenizer="GemmaTokenizer",
         **others,
     )
@@ -120,28 +109,26 @@ def family(
 
 def stack_rows() -> list[Row]:
     """Return the rows of both stacks; a config has a part of them."""
-    rows = []
-    for stack in STACKS:
-        foreign, path = f"model.{stack}.layers.{{i}}.", f"{stack}/layers_{{i}}"
-        rows.append(Row(f"model.{stack}.norm.weight", f"{stack}/norm/scale"))
-        blocks = {"self_attention": "self_attn", "feed_forward": "feedforward"}
-        if stack == "decoder":
-            blocks["cross_attention"] = "cross_attn"
-        for block, name in blocks.items():
-            for side, norm in (("pre", "norm"), ("post", "output_norm")):
-                scale = f"{path}/{block}_residual/{norm}/scale"
-                rows.append(Row(f"{foreign}{side}_{name}_layernorm.weight", scale))
-            projections = {
-                f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")
-            }
-            if block == "feed_forward":
-                projections = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
-            for tensor, part in projections.items():
-                kernel = f"{path}/{block}/{part}/kernel"
-                rows.append(Row(f"{foreign}{tensor}_proj.weight", kernel, transpose))
-        for part in ("query", "key"):
-            scale = f"{path}/self_attention/{part}_norm/scale"
-            rows.append(Row(f"{foreign}self_attn.{part[0]}_norm.weight", scale))
+    foreign, path = "model.{stack}.layers.{i}.", "{stack}/layers_{i}"
+    rows = [Row("model.{stack}.norm.weight", "{stack}/norm/scale")]
+    blocks = {
+        "self_attention": "self_attn",
+        "feed_forward": "feedforward",
+        "cross_attention": "cross_attn",
+    }
+    for block, name in blocks.items():
+        for side, norm in (("pre", "norm"), ("post", "output_norm")):
+            scale = f"{path}/{block}_residual/{norm}/scale"
+            rows.append(Row(f"{foreign}{side}_{name}_layernorm.weight", scale))
+        projections = {f"{name}.{part[0]}": part for part in ("query", "key", "value", "output")}
+        if block == "feed_forward":
+            projections = {"mlp.gate": "gate", "mlp.up": "inner", "mlp.down": "outer"}
+        for tensor, part in projections.items():
+            kernel = f"{path}/{block}/{part}/kernel"
+            rows.append(Row(f"{foreign}{tensor}_proj.weight", kernel, transpose))
+    for part in ("query", "key"):
+        scale = f"{path}/self_attention/{part}_norm/scale"
+        rows.append(Row(f"{foreign}self_attn.{part[0]}_norm.weight", scale))
     return rows
 
 
@@ -164,18 +151,19 @@ def _written(
     return keys | special | top | constants
 
 
-def _encoder_sizes(fields: Mapping[str, Any]) -> dict[str, None]:
-    """Return the sizes of the encoder that need no field: those that are the decoder's."""
-    sizes = [name for name, _ in SIZES.values() if name.startswith("encoder_")]
-    return {name: None for name in sizes if fields[name] == fields[name.removeprefix("encoder_")]}
-
-
 def _layer_types(pattern: int | None, count: int) -> list[str]:
     return [FULL if pattern and (i + 1) % pattern == 0 else SLIDING for i in range(count)]
 
 
-def _pattern(stacks: Sequence[Any], counts: Sequence[Any], usual: int) -> int | None:
+def _first_end(values: Mapping[str, Any]) -> Any:
+    ends = values.get("decoder.eos_token_id")
+    return ends[0] if isinstance(ends, list) and ends else ends
+
+
+def _pattern(values: Mapping[str, Any], objects: tuple[str, str], usual: int) -> int | None:
     """Return of how many layers the last has no window; None if every layer has one."""
+    stacks = [values.get(f"{name}.layer_types") for name in objects]
+    counts = [values.get(f"{name}.num_hidden_layers") for name in objects]
     lists = [types if isinstance(types, list) else [] for types in stacks]
     for pattern in (usual, None, *(types.index(FULL) + 1 for types in lists if FULL in types)):
         if all(

@@ -25,17 +25,14 @@ def _norm(foreign: str, path: str, suffix: str = "") -> Iterator[Row]:
     yield Row(f"{foreign}_rms_scale{suffix}", f"{path}/scale", _ROW, when=("norm", "rms_norm"))
 
 
-def _stack(stack: str, side: str) -> Iterator[Row]:
-    foreign, path = f"{stack}.{{i}}", f"{stack}/layers_{{i}}"
-    attentions = {"self": "self_attention"}
-    if stack == "decoder":
-        attentions["context"] = "cross_attention"
-        recurrence = f"{path}/recurrence"
-        yield Row(f"{foreign}.rnn_W", f"{recurrence}/input/kernel")
-        yield Row(f"{foreign}.rnn_Wf", f"{recurrence}/forget/kernel")
-        yield Row(f"{foreign}.rnn_bf", f"{recurrence}/forget/bias", _ROW)
-        yield from _norm(f"{foreign}.rnn_ffn", f"{path}/recurrence_residual/norm")
-    for name, attention in attentions.items():
+def _layers() -> Iterator[Row]:
+    """Yield the rows of the layers of both stacks."""
+    foreign, path = "{stack}.{i}", "{stack}/layers_{i}"
+    yield Row(f"{foreign}.rnn_W", f"{path}/recurrence/input/kernel")
+    yield Row(f"{foreign}.rnn_Wf", f"{path}/recurrence/forget/kernel")
+    yield Row(f"{foreign}.rnn_bf", f"{path}/recurrence/forget/bias", _ROW)
+    yield from _norm(f"{foreign}.rnn_ffn", f"{path}/recurrence_residual/norm")
+    for name, attention in (("self", "self_attention"), ("context", "cross_attention")):
         for projection, letter in _PLACES.items():
             yield Row(f"{foreign}.{name}_W{letter}", f"{path}/{attention}/{projection}/kernel")
             yield Row(f"{foreign}.{name}_b{letter}", f"{path}/{attention}/{projection}/bias", _ROW)
@@ -44,8 +41,6 @@ def _stack(stack: str, side: str) -> Iterator[Row]:
         yield Row(f"{foreign}.ffn_W{number}", f"{path}/feed_forward/{product}/kernel")
         yield Row(f"{foreign}.ffn_b{number}", f"{path}/feed_forward/{product}/bias", _ROW)
     yield from _norm(f"{foreign}.ffn_ffn", f"{path}/feed_forward_residual/norm")
-    yield from _norm(f"{stack}.emb", f"{side}_embedding_norm", "_pre")
-    yield from _norm(f"{stack}.top", f"{stack}/norm")
 
 
 _LAYOUT = Layout(
@@ -56,17 +51,17 @@ _LAYOUT = Layout(
         Row("decoder.Wemb", "target_embedding/embedding"),
         Row("decoder.ff_logit_out_Wt", "output_projection/kernel", transpose),
         Row("decoder.ff_logit_out_b", "output_projection/bias", _ROW),
-        *_stack("encoder", "source"),
-        *_stack("decoder", "target"),
+        *_layers(),
+        *_norm("encoder.emb", "source_embedding_norm", "_pre"),
+        *_norm("decoder.emb", "target_embedding_norm", "_pre"),
+        *_norm("{stack}.top", "{stack}/norm"),
     ),
 )
 
 
-def _implied(fields: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the id of padding and BOS, the last one; `encoder_d_ff` only where it differs."""
-    inner, pad_id = fields["encoder_d_ff"], fields["src_vocab_size"] - 1
-    encoder = {"encoder_d_ff": None if inner == fields["d_ff"] else inner}
-    return {"pad_id": pad_id, "bos_id": pad_id, **encoder}
+def _implied(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Return the id of padding and BOS, the last one."""
+    return dict.fromkeys(("pad_id", "bos_id"), fields["src_vocab_size"] - 1)
 
 
 _LAYER_NORM = {"norm": "layer_norm", "norm_bias": True}

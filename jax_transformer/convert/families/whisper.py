@@ -11,21 +11,19 @@ from jax_transformer.convert.table import Layout, Operation, Row
 
 # torch.nn.Conv1d has the weight [outputs, inputs, width].
 CONVOLUTION = Operation(transposed=True, shape=("d_model", -1, 3))
+LAYOUT = Layout(
+    "whisper",
+    (
+        Row("model.encoder.conv{i}.weight", "source_convolution_{i}/kernel", CONVOLUTION),
+        Row("model.encoder.conv{i}.bias", "source_convolution_{i}/bias"),
+        Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
+        Row("proj_out.weight", "target_embedding/embedding", when=("output_projection", "tied")),
+        *bart_lineage.stack_rows("model."),
+    ),
+)
 SMALLEST = 51_864  # tokens of the smallest published vocabulary
 # Behind <|startoflm|>, which no text holds, stand three tokens and 1,501 times.
 UNUSED_FROM_END = 1505
-
-
-def _layout() -> Layout:
-    rows = []
-    for number in (1, 2):
-        foreign, path = f"model.encoder.conv{number}", f"source_convolution_{number}"
-        rows.append(Row(f"{foreign}.weight", f"{path}/kernel", CONVOLUTION))
-        rows.append(Row(f"{foreign}.bias", f"{path}/bias"))
-    table = "target_embedding/embedding"
-    rows.append(Row("model.decoder.embed_tokens.weight", table))
-    rows.append(Row("proj_out.weight", table, when=("output_projection", "tied")))
-    return Layout("whisper", (*rows, *bart_lineage.stack_rows("model.")))
 
 
 def padding_beside(vocab_size: int, eos_id: int, bands: int | None) -> int:
@@ -65,7 +63,7 @@ WHISPER = replace(
     architecture="WhisperForConditionalGeneration",
     heads=(),
     preset="whisper",
-    layout=_layout(),
+    layout=LAYOUT,
     generation=_generation,
     fields={
         "vocab_size": ("src_vocab_size", "tgt_vocab_size"),

@@ -1,7 +1,5 @@
 """The layouts of four published implementations, by the names of their code."""
 
-from __future__ import annotations
-
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import layer_rows, linear, norm
 from jax_transformer.convert.table import Buffer, Layout, Row

@@ -7,7 +7,6 @@ them from the module.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +28,8 @@ def transformer(prefix: str = "") -> Layout:
     Args:
         prefix: What precedes its names inside a module, for example "transformer.".
     """
-    rows = (_stack(stack, f"{prefix}{stack}.", f"{stack}/") for stack in ("encoder", "decoder"))
-    return Layout("torch_nn", tuple(itertools.chain.from_iterable(rows)))
+    encoder = _stack("encoder", f"{prefix}encoder.", "encoder/")
+    return Layout("torch_nn", (*encoder, *_stack("decoder", f"{prefix}decoder.", "decoder/")))
 
 
 def part(stack: str) -> Layout:
@@ -200,18 +199,17 @@ def _attention(foreign: str, path: str) -> list[Row]:
 
 def _stack(stack: str, foreign: str, path: str) -> list[Row]:
     foreign_layer, layer = f"{foreign}layers.{{i}}", f"{path}layers_{{i}}"
-    blocks = ["self_attention", "cross_attention", "feed_forward"]
-    if stack == "encoder":
-        blocks.remove("cross_attention")
+    attentions = {"self_attention": "self_attn"}
+    if stack == "decoder":
+        attentions["cross_attention"] = "multihead_attn"
     rows = [
-        *_attention(f"{foreign_layer}.self_attn.", f"{layer}/self_attention/"),
         *linear(f"{foreign_layer}.linear1", f"{layer}/feed_forward/inner"),
         *linear(f"{foreign_layer}.linear2", f"{layer}/feed_forward/outer"),
         *norm(f"{foreign}norm", f"{path}norm"),
     ]
-    if stack == "decoder":
-        rows += _attention(f"{foreign_layer}.multihead_attn.", f"{layer}/cross_attention/")
-    for number, block in enumerate(blocks, 1):
+    for attention, module in attentions.items():
+        rows += _attention(f"{foreign_layer}.{module}.", f"{layer}/{attention}/")
+    for number, block in enumerate((*attentions, "feed_forward"), 1):
         rows += norm(f"{foreign_layer}.norm{number}", f"{layer}/{block}_residual/norm")
     return rows
 

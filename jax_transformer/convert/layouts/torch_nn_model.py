@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
+from jax_transformer.config.declared import checked_fields, declarations
 from jax_transformer.convert.buffers import PositionTable
 from jax_transformer.convert.layouts.torch_nn import torch_nn_config, transformer
 from jax_transformer.convert.table import Buffer, Layout, Operation, Row, expand, transpose
@@ -29,7 +29,7 @@ READ_IT = "`jax-transformer suggest` reads what another program computes"
 POSITION = re.compile(r"pos|wpe|\bpe\b", re.IGNORECASE)
 SOURCE = re.compile(r"src|source|enc|inp", re.IGNORECASE)
 TARGET = re.compile(r"tgt|trg|target|dec|out", re.IGNORECASE)
-POSITIONS = get_args(inspect.get_annotations(TransformerConfig, eval_str=True)["positions"])
+POSITIONS = get_args(declarations(TransformerConfig)["positions"])
 SINUSOIDS = tuple(kind for kind in POSITIONS if kind.startswith("sinusoidal"))
 
 
@@ -355,8 +355,7 @@ def _config(
         choices.add(("positions", "none"))
     if values["output_projection"] == "none":
         choices.add(("output_projection", "tied"))
-    for name, value in fields.items():
-        TransformerConfig.check_value(name, value)
+    for name, value in checked_fields(TransformerConfig, fields).items():
         if not (name in free or (name, value) in choices or values[name] == value):
             raise InputError(f"{name}={value!r}, but the module has {values[name]!r}")
     return TransformerConfig.from_dict({**values, **fields})
