@@ -112,9 +112,15 @@ def _translate_longest(
 ) -> None:
     """Translate a source of as many tokens as fit, without an end."""
     source = [[sources[model.config.eos_id]] * limits["max_input_length"]]
-    least = limits["max_decoding_length"]
+    length = limits["max_decoding_length"]
     try:
-        translator.translate_batch(source, beam_size=1, min_decoding_length=least, **limits)
+        translator.translate_batch(
+            source,
+            max_input_length=limits["max_input_length"],
+            max_decoding_length=length,
+            min_decoding_length=length,
+            beam_size=1,
+        )
     except RuntimeError as error:
         raise InputError(f"not written, because CTranslate2 stops: {error}") from error
 

@@ -1,6 +1,8 @@
 """Sounds as text: beside transformers, in batches, with faults, and by the rule of fallback."""
 
+import itertools
 import json
+import re
 import shutil
 import tracemalloc
 import zlib
@@ -12,13 +14,17 @@ import torch
 import jax_transformer
 from jax_transformer import InputError, Transcriber, Translator
 from jax_transformer.audio import sound_files
+from jax_transformer.audio.log_mel import log_mel
+from jax_transformer.transcription.overlapping import merged
 from tests.models import one_layer, random_params, unchecked
 from tests.tiers import tiered, tiered_rows
 from tests.transcription.whisper_folder import (
+    BANDS,
     LANGUAGES,
     LENGTH,
     SECOND,
     sound,
+    transformers,
     write_folder,
 )
 
@@ -404,3 +410,114 @@ def test_a_tokenizer_without_special_tokens_is_refused(models, tmp_path):
             path.write_text(path.read_text().replace("<|notimestamps|>", "<|other|>"))
     with pytest.raises(InputError, match=r"lacks <\|notimestamps\|>"):
         Transcriber(tmp_path / "model")
+
+
+OVERLAPPING = [*itertools.product(range(4), (False, True), (1, 3))]
+
+
+@pytest.mark.parametrize(
+    ("seed", "english", "beams"), tiered_rows(OVERLAPPING, lambda *row: row == (1, False, 1))
+)
+def test_windows_that_overlap_give_the_text_of_the_pipeline_of_transformers(
+    models, seed, english, beams
+):
+    foreign, transcriber = models(seed, english, timed=False)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=1)
+    pipeline = transformers.pipeline(
+        "automatic-speech-recognition",
+        model=foreign.model,
+        tokenizer=foreign.tokenizer,
+        feature_extractor=extractor,
+        chunk_length_s=1,
+        device="cpu",
+    )
+    options = {"num_beams": beams, "do_sample": False}
+    if not english:
+        options |= {"language": "de", "task": "transcribe"}
+    sounds = [sound(seconds, seed) for seconds in (0.4, 1, 1.4, 3.71, 1 + 2 / 3)]
+    expected = [
+        pipeline({"raw": heard, "sampling_rate": SECOND}, generate_kwargs=options)["text"]
+        for heard in sounds
+    ]
+    language = {} if english else {"language": "de"}
+    found = transcriber(
+        sounds, overlapping=True, beam_size=beams, **NONE_FAIL, **GREEDY, **language
+    )
+    assert [one.text for one in found] == [text.strip() for text in expected]
+    assert [one.segments[0].end for one in found] == [len(heard) / SECOND for heard in sounds]
+    assert len({*expected}) == len(sounds)
+
+
+def test_overlapping_windows_keep_order_and_faults(models, tmp_path):
+    _, transcriber = models(1)
+    soundfile.write(tmp_path / "whole.flac", sound(2.5, 3), SECOND)
+    (tmp_path / "bad.flac").write_bytes(b"no sound")
+    cut = (tmp_path / "whole.flac").read_bytes()
+    (tmp_path / "cut.flac").write_bytes(cut[: len(cut) // 2])
+    nan = sound(2, 4)
+    nan[-3] = np.nan
+    inputs = [tmp_path / "bad.flac", sound(2.2, 5), nan, tmp_path / "cut.flac"]
+    inputs += [(sound(2.5, 6)[::2], SECOND // 2), tmp_path / "whole.flac", tmp_path / "absent.mp3"]
+    seen = []
+    options = {"overlapping": True, **GREEDY, **ALL_FAIL}
+    found = [*transcriber.stream(inputs, lambda *call: seen.append(call), **options)]
+    assert [one.fault is None for one in found] == [False, True, False, False, True, True, False]
+    assert found[2].name == "sound 3"
+    assert re.match("sound 3: .*nan.* at 1.99", found[2].fault)
+    assert "cut.flac" in found[3].fault
+    alone = [transcriber([inputs[place]], **options)[0] for place in (1, 5)]
+    assert [found[1].text, found[5].text] == [one.text for one in alone]
+    assert found[1].language in LANGUAGES
+    ends = {name: (done, total) for name, done, total in seen}
+    assert ends["sound 2"] == (2.2, 2.2)
+    assert ends["sound 5"] == (2.5, 2.5)
+    with pytest.raises(InputError, match="overlapping=True has no times: leave"):
+        transcriber([inputs[1]], overlapping=True, timestamps=True)
+
+
+def test_tokens_are_joined_where_transformers_joins_them():
+    from transformers.models.whisper.tokenization_whisper import _find_longest_common_sequence
+
+    random, joined = np.random.default_rng(0), 0
+    for kinds in (3, 8, 50) * 40:
+        text = random.integers(kinds, size=40)
+        windows = []
+        for start in range(0, 40, 10):
+            window = text[start : start + random.integers(20)].copy()
+            window[random.random(len(window)) < 0.1] = 99
+            windows.append(window.tolist())
+        found = merged(windows)
+        assert found == _find_longest_common_sequence(windows)
+        joined += len(found) < sum(map(len, windows))
+    assert joined > 60
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [0, 2])
+def test_ctranslate2_says_the_same_of_a_folder_that_is_given_back(models, tmp_path, seed):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    foreign, _ = models(seed, timed=False)
+    config, params, tokenizer, _ = jax_transformer.load(foreign.folder)
+    back, written = tmp_path / "back", tmp_path / "ctranslate2"
+    jax_transformer.convert.to_huggingface(
+        params, config, back, family="whisper", tokenizer=tokenizer
+    )
+    shutil.copy(foreign.folder / "generation_config.json", back)
+    ctranslate2.converters.TransformersConverter(str(back)).convert(str(written))
+    other, transcriber = ctranslate2.models.Whisper(str(written)), Transcriber(back)
+    names = ("startoftranscript", "de", "transcribe", "notimestamps")
+    prompt, texts = [foreign.id(name) for name in names], set()
+    sounds = [sound(0.9, number) for number in range(10)]
+    for heard, ours in zip(
+        sounds, transcriber(sounds, language="de", **GREEDY, **NONE_FAIL), strict=True
+    ):
+        features = log_mel(np.pad(heard, (0, SECOND - len(heard))), BANDS).T[None]
+        (found,) = other.generate(
+            ctranslate2.StorageView.from_array(np.ascontiguousarray(features)),
+            [prompt],
+            beam_size=1,
+            max_length=2 * (LENGTH - len(prompt)),  # of which CTranslate2 takes the half
+        )
+        assert tokenizer.decode(found.sequences_ids[0]).strip() == ours.text
+        texts.add(ours.text)
+    assert len(texts) > 3
