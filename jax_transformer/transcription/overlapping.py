@@ -1,14 +1,82 @@
 """A long sound as windows that overlap, and their one text, as transformers' pipeline has it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
+from jax_transformer.audio.log_mel import SAMPLE_RATE
+from jax_transformer.audio.sound_files import open_sound
+from jax_transformer.errors import InputError
+from jax_transformer.transcription.segments import Progress, Segment, Transcript, sound_name
 
-def overlapping_windows(
-    blocks: Iterable[Float32[np.ndarray, " samples"]], size: int
-) -> Iterator[Float32[np.ndarray, " samples"]]:
+Window = Float32[np.ndarray, " samples"]
+
+
+@dataclass
+class Cut:
+    """A sound that is cut into windows, and what those before the next one say."""
+
+    name: str
+    seconds: float = 0.0
+    windows: list[Transcript] = field(default_factory=list)
+    fault: str | None = None
+
+
+def joined_transcripts(
+    sounds: Iterable[Any],
+    size: int,
+    listen: Callable[[Iterator[Window]], Iterator[Transcript]],
+    decode: Callable[[Sequence[int]], str],
+    progress: Progress | None,
+) -> Iterator[Transcript]:
+    """Yield what each sound says, in order, without times.
+
+    Args:
+        sounds: As of `Transcriber.stream`, and so is `progress`.
+        size: Samples of a window.
+        listen: Yields what each window says, in order.
+        decode: Returns the text of tokens.
+    """
+    cut: list[Cut] = []
+    owners: list[int] = []  # the sound of each window
+    following = 0
+
+    def windows() -> Iterator[Window]:
+        for number, source in enumerate(sounds):
+            one = Cut(sound_name(number, source))
+            cut.append(one)
+            try:
+                sound = open_sound(source, one.name)
+                one.seconds = sound.seconds
+                for window in overlapping_windows(sound.blocks(), size):
+                    owners.append(number)
+                    yield window
+            except InputError as error:
+                one.fault = str(error)
+
+    def joined(one: Cut) -> Transcript:
+        if one.fault is not None:
+            return Transcript(one.name, "", (), fault=one.fault)
+        ids = merged([[i for part in each.segments for i in part.tokens] for each in one.windows])
+        text = decode(ids).strip()
+        segment = Segment(0.0, one.seconds, text, tuple(ids))
+        return Transcript(one.name, text, (segment,), one.windows[0].language)
+
+    for index, heard in enumerate(listen(windows())):
+        one = cut[owners[index]]
+        one.windows.append(heard)
+        yield from map(joined, cut[following : owners[index]])
+        following = owners[index]
+        if progress is not None:
+            done = (2 * len(one.windows) + 1) / 3 * size / SAMPLE_RATE
+            progress(one.name, min(done, one.seconds), one.seconds)
+    yield from map(joined, cut[following:])
+
+
+def overlapping_windows(blocks: Iterable[Window], size: int) -> Iterator[Window]:
     """Yield windows of `size` samples; each begins with the last third of the one before it."""
     step, rest = size - 2 * round(size / 6), np.zeros(0, np.float32)
     for block in blocks:

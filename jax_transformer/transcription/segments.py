@@ -3,10 +3,12 @@
 import html
 import json
 import re
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 Format = Literal["txt", "srt", "vtt", "json"]
+Progress = Callable[[str, float, float], None]  # of a sound's name, its seconds that are text, all
 
 
 class Segment(NamedTuple):
@@ -56,6 +58,11 @@ class Transcript(NamedTuple):
             for n, part in enumerate((part for part in self.segments if part.text), start=1)
         ]
         return "\n".join(["WEBVTT\n"] * (form == "vtt") + cues)
+
+
+def sound_name(number: int, source: Any) -> str:
+    """Return the name of a sound, by its place from 0: the file, or "sound 3" of an array."""
+    return str(source) if isinstance(source, str | Path) else f"sound {number + 1}"
 
 
 def _cue(text: str, form: Format) -> str:

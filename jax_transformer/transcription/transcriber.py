@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,8 +35,14 @@ from jax_transformer.model.transformer import Params, bind
 from jax_transformer.runtime.sharding import make_mesh, row_sharding, row_shards
 from jax_transformer.storage.hub import local_folder
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.transcription.overlapping import merged, overlapping_windows
-from jax_transformer.transcription.segments import Segment, Transcript, split_at_times
+from jax_transformer.transcription.overlapping import joined_transcripts
+from jax_transformer.transcription.segments import (
+    Progress,
+    Segment,
+    Transcript,
+    sound_name,
+    split_at_times,
+)
 from jax_transformer.translation import model_folder
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import power_of_two
@@ -99,16 +105,6 @@ class Listened:
     seek: int = 0
     tokens: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    fault: str | None = None
-
-
-@dataclass
-class Cut:
-    """A sound that is cut into windows, and what those before the next one say."""
-
-    name: str
-    seconds: float = 0.0
-    windows: list[Transcript] = field(default_factory=list)
     fault: str | None = None
 
 
@@ -183,7 +179,7 @@ class Transcriber:
     def stream(
         self,
         sounds: Iterable[Any],
-        progress: Callable[[str, float, float], None] | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> Iterator[Transcript]:
         """Yield what each sound says, in order. A sound that cannot be read has a `fault`.
@@ -204,7 +200,11 @@ class Transcriber:
             raise InputError(f"sounds={shorten(sounds)} must be a list of sounds")
         chosen = self._checked(options)
         if chosen.overlapping:
-            yield from self._overlapping(sounds, progress, chosen)
+            size, plain = self._frames * HOP, dataclasses.replace(chosen, overlapping=False)
+            listen = functools.partial(self.stream, **vars(plain))
+            yield from joined_transcripts(
+                sounds, size, listen, self._model.tokenizer.decode, progress
+            )
             return
         waiting, running, done, following = enumerate(sounds), [], {}, 0
         while True:
@@ -232,50 +232,6 @@ class Transcriber:
                     done[one.number] = Transcript(one.name, text, segments, one.language)
             running = [one for one in running if one.number not in done]
 
-    def _overlapping(
-        self,
-        sounds: Iterable[Any],
-        progress: Callable[[str, float, float], None] | None,
-        options: Options,
-    ) -> Iterator[Transcript]:
-        """Yield what each sound says; each of its windows is transcribed as a sound of its own."""
-        cut: list[Cut] = []
-        owners: list[int] = []  # the sound of each window
-
-        def windows() -> Iterator[Float32[np.ndarray, " samples"]]:
-            for number, source in enumerate(sounds):
-                one = Cut(_name(number, source))
-                cut.append(one)
-                try:
-                    sound = open_sound(source, one.name)
-                    one.seconds = sound.seconds
-                    for window in overlapping_windows(sound.blocks(), self._frames * HOP):
-                        owners.append(number)
-                        yield window
-                except InputError as error:
-                    one.fault = str(error)
-
-        following, plain = 0, dataclasses.replace(options, overlapping=False)
-        for index, heard in enumerate(self.stream(windows(), **vars(plain))):
-            one = cut[owners[index]]
-            one.windows.append(heard)
-            for whole in cut[following : owners[index]]:
-                yield self._joined(whole)
-            following = owners[index]
-            if progress is not None:
-                done = (2 * len(one.windows) + 1) / 3 * self._frames * FRAME
-                progress(one.name, min(done, one.seconds), one.seconds)
-        for whole in cut[following:]:
-            yield self._joined(whole)
-
-    def _joined(self, one: Cut) -> Transcript:
-        if one.fault is not None:
-            return Transcript(one.name, "", (), fault=one.fault)
-        ids = merged([[i for part in each.segments for i in part.tokens] for each in one.windows])
-        text = self._model.tokenizer.decode(ids).strip()
-        segment = Segment(0.0, one.seconds, text, tuple(ids))
-        return Transcript(one.name, text, (segment,), one.windows[0].language)
-
     def _checked(self, options: Mapping[str, Any]) -> Options:
         check_names(options, declarations(Options))
         chosen = Options(**options)
@@ -289,7 +245,7 @@ class Transcriber:
         return chosen
 
     def _open(self, number: int, source: Any, options: Options) -> Listened | Transcript:
-        name = _name(number, source)
+        name = sound_name(number, source)
         bands, least = self._model.config.source_features, self._frames * HOP
         try:
             stream = LogMelStream(open_sound(source, name).blocks, bands, least)
@@ -438,10 +394,6 @@ class Transcriber:
             usual = dataclasses.replace(usual, beam_size=options.beam_size)
         # As the authors, of what the rules leave; a beam's choice would depend on it.
         return dataclasses.replace(usual, renormalize=usual.beam_size == 1)
-
-
-def _name(number: int, source: Any) -> str:
-    return str(source) if isinstance(source, str | Path) else f"sound {number + 1}"
 
 
 @functools.partial(jax.jit, static_argnames=("config", "execution"))
