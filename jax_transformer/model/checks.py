@@ -5,8 +5,9 @@ On a device nothing is refused: XLA clamps, wraps or drops an index that is out 
 anywhere, and a value that is wrong gives NaN.
 """
 
+import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,8 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 from jax.sharding import AxisType
 from jaxtyping import Integer, PRNGKeyArray
-from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.kernels.execution import Execution
 from jax_transformer.kernels.segments import SegmentMask
@@ -110,8 +109,16 @@ def check_whole_number(name: str, value: Any, least: int | None = None) -> None:
     """Raise InputError unless `value` is a whole number from `least` that an int32 holds."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(f"{name} is traced by jit; make it static: it decides what is compiled")
-    value = np.asarray(value) if isinstance(value, jax.Array) else value
-    checked(name, value, Annotated[int, Meta(ge=least, le=LARGEST)])
+    try:
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InputError(f"{name}={shorten(value)} must be a whole number")
+    if least is not None and number < least:
+        raise InputError(f"{name}={shorten(value)} must be at least {least}")
+    if number > LARGEST:
+        raise InputError(f"{name}={shorten(value)} must be at most {LARGEST}")
 
 
 def check_ids(

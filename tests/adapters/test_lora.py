@@ -302,7 +302,7 @@ REFUSED = {
         lambda: init(4, ()),
         "lora_targets is empty; name products, for example '*/query'",
     ),
-    "no rank": (lambda: init(0, EVERY), "lora_rank=0 must be a whole number, at least 1"),
+    "no rank": (lambda: init(0, EVERY), "lora_rank=0 must be at least 1"),
     "another model's adapter": (
         lambda: lora.attach(
             random_params(CONFIG), random_adapter(small_config("vaswani2017"), targets=("*/key",))

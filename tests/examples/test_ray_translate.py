@@ -92,8 +92,8 @@ def test_what_a_worker_cannot_translate_is_told_by_its_line(folder, tmp_path):
         ({"output": "no/out"}, "lies in no writable folder"),
         ({"input": "nowhere"}, "nowhere is no readable text"),
         ({"input": "text.gz"}, "text.gz: is compressed, and parts of it cannot be read"),
-        ({"workers": 0}, "workers=0 must be a whole number, at least 1"),
-        ({"lines": 0}, "lines=0 must be a whole number, at least 1"),
+        ({"workers": 0}, "workers=0 must be at least 1"),
+        ({"lines": 0}, "lines=0 must be at least 1"),
     ],
 )
 def test_bad_input_is_refused_before_ray_starts(monkeypatch, tmp_path, change, message):

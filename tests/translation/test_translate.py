@@ -356,7 +356,7 @@ def test_an_overlong_line_is_refused_or_cut(model, monkeypatch):
     ("options", "message"),
     [
         ({"beam_size": 0}, "beam_size=0"),
-        ({"seed": -1}, "seed=-1 must be a whole number, at least 0"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"seed": "x"}, "seed='x' must be a whole number"),
         ({"seed": 0, "beam_size": 2}, "beam_size=2 searches, and a key or a seed samples"),
         ({"top_k": 3}, "top_k=3 is for sampling, which needs a key; for lines of text, a seed"),
