@@ -223,11 +223,12 @@ def check_values(arguments: Arguments, initial: InitialModel) -> None:
     elif arguments.text:
         raise InputError("text is cut where rows end; set batching='packed'")
     scores.check_tokenization(arguments.bleu_tokenization)
+    by = training.select_by
     if config.source_features is not None:
         check_installed("jiwer")
-    elif arguments.task or training.spec_augment or training.select_by == "wer":
-        task, by = f"task={arguments.task!r}", f"select_by={training.select_by!r}"
-        named = f"{task}, spec_augment={training.spec_augment}, {by}"
+    elif arguments.language or arguments.task or training.spec_augment or by == "wer":
+        named = f"language={arguments.language!r}, task={arguments.task!r}"
+        named += f", spec_augment={training.spec_augment}, select_by={by!r}"
         raise InputError(f"{named}: the model reads no sound; leave them out, or name one by init")
     check_installed("matplotlib")
     if arguments.tensorboard:

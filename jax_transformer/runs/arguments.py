@@ -113,7 +113,7 @@ class Arguments:
         ignore_generation_config: Ignore the generation defaults of a Hugging Face folder.
         source_lang: Code of the language of the sources; by default the one that the folder names.
         target_lang: Code of the language of the targets; by default the one that the folder names.
-            For sounds, the code of what is spoken.
+        language: Code of what is spoken, for a model of sound that has several languages.
         task: What a model of sound learns: to "transcribe", which is the default, or to "translate"
             to English.
         output: Folder of the run and its model; by default the first free of runs/0, runs/1, ...
@@ -177,6 +177,7 @@ class Arguments:
     ignore_generation_config: bool = field(default=False, metadata=CHANGEABLE)
     source_lang: str | None = None
     target_lang: str | None = None
+    language: str | None = None
     task: Literal["transcribe", "translate"] | None = None
     output: Path | None = field(default=None, metadata=OF_EACH_START)
     overwrite: bool = field(default=False, metadata=UNWRITTEN)

@@ -108,7 +108,7 @@ class Evaluation:
         arguments, texts = self.settings.arguments, []
         heard = Transcriber(model, batch_size=SOUNDS, mesh=mesh).stream(
             self.text.sources,
-            language=arguments["target_lang"],
+            language=arguments["language"],
             task=arguments["task"] or "transcribe",
             beam_size=1,
             temperatures=(0.0,),

@@ -41,10 +41,9 @@ def initial_model(arguments: Arguments) -> InitialModel:
     if target:
         tokenizer = separate(tokenizer, read_tokenizer(target))
     source_lang, target_lang = arguments.source_lang, arguments.target_lang
-    is_of_text = arguments.model["source_features"] is None
-    if tokenizer is not None and is_of_text:
+    if tokenizer is not None:
         tokenizer = tokenizer.with_languages(source_lang, target_lang, str(source))
-    elif is_of_text and arguments.init is None and (source_lang or target_lang) is not None:
+    elif arguments.init is None and (source_lang or target_lang) is not None:
         raise InputError(
             f"source_lang={source_lang!r} and target_lang={target_lang!r} need a model or a "
             "tokenizer that has language codes: name it by --init or --tokenizer"

@@ -134,10 +134,12 @@ def read_initial_model(
     """
     folder = local_folder(folder)
     try:
-        model = load(folder, ignore_generation_config=ignore_generation_config)
-        model = model.for_text(str(folder), or_sound=True)
-        if model.config.source_features is None:
-            model = model.with_languages(source_lang, target_lang, str(folder))
+        model = load(
+            folder,
+            ignore_generation_config=ignore_generation_config,
+            source_lang=source_lang,
+            target_lang=target_lang,
+        ).for_text(str(folder), or_sound=True)
     except ConversionError as error:
         fault = error.report.faults[0]
         raise InputError(

@@ -18,7 +18,7 @@ from jax_transformer.tokenizers import Tokenizer
 from jax_transformer.transcription.transcriber import language_ids, special_ids
 
 # Arguments that have no meaning for sounds.
-OF_TEXT = ("text", "weights", "prefixes", "max_ratio", "drop_duplicates", "source_lang")
+OF_TEXT = ("text", "weights", "prefixes", "max_ratio", "drop_duplicates")
 
 
 def task_ids(
@@ -26,12 +26,12 @@ def task_ids(
 ) -> tuple[int, ...]:
     """Return the ids between BOS and each text: of the language, the task, and of no times."""
     ids, languages = special_ids(tokenizer, "the run"), language_ids(tokenizer, is_multilingual)
-    task, code = arguments.task or "transcribe", arguments.target_lang
+    task, code = arguments.task or "transcribe", arguments.language
     if not languages and (task, code) == ("transcribe", None):
         return (ids["notimestamps"],)
     if code not in languages:
         known = ", ".join(languages) or "none: the model is of English alone"
-        raise InputError(f"target_lang={code!r}, what is spoken, must be one of {known}")
+        raise InputError(f"language={code!r}, what is spoken, must be one of {known}")
     return languages[code], ids[task], ids["notimestamps"]
 
 

@@ -35,7 +35,7 @@ USUAL = (
     "--steps=4 --max-tokens=400 --evaluation-interval=2 --bucket-count=1 --prepared=store "
     "--valid-pairs=3"
 ).split()
-WHISPER, FREEZE = ["--init=whisper", "--target-lang=en"], ["--freeze", "source_positions/*"]
+WHISPER, FREEZE = ["--init=whisper", "--language=en"], ["--freeze", "source_positions/*"]
 
 
 def spoken(words, rate=SECOND):
@@ -107,9 +107,9 @@ def test_a_run_scores_words_and_its_model_transcribes(capsys):
 
 
 TARGETS = {  # options, and the tokens before a text
-    "whisper": (["--target-lang=en"], ["en", "transcribe", "notimestamps"]),
+    "whisper": (["--language=en"], ["en", "transcribe", "notimestamps"]),
     "whisper of French": (
-        ["--target-lang=fr", "--task=translate"],
+        ["--language=fr", "--task=translate"],
         ["fr", "translate", "notimestamps"],
     ),
     "english": ([], ["notimestamps"]),
@@ -250,9 +250,9 @@ REFUSED = {
     "--max-ratio=2": "max_ratio=2.0 is for text, and the model reads sound; leave it out",
     "--drop-duplicates": "drop_duplicates=True is for text",
     "--prefixes x": "prefixes=('x',) is for text",
-    "--target-lang=xx": "target_lang='xx', what is spoken, must be one of en, de, fr",
+    "--language=xx": "language='xx', what is spoken, must be one of en, de, fr",
     "--source=absent.tsv": "absent.tsv is no readable text",
-    "--init=english": "target_lang='en', what is spoken, must be one of none: the model is of",
+    "--init=english": "language='en', what is spoken, must be one of none: the model is of",
     "--teacher=english": "teacher=english has another tokenizer than the run",
     "--bpe-dropout=0.1": "BPE-dropout works on a byte_pair tokenizer, not on tokenizer_json",
 }
@@ -263,12 +263,12 @@ def test_what_sounds_cannot_have_is_refused_in_one_line(capsys):
     for options, message in REFUSED.items():
         assert message in refusal(capsys, *USUAL, *WHISPER, *options.split()), options
     assert "source=None: name a list of sounds" in refusal(capsys, *WHISPER)
-    assert "target_lang=None, what is spoken" in refusal(capsys, *USUAL, "--init=whisper")
+    assert "language=None, what is spoken" in refusal(capsys, *USUAL, "--init=whisper")
     line = refused("prepare", *USUAL, *WHISPER)
     assert line == "error: source_features=80: sounds are read while a model is trained"
-    for option in ("--task=transcribe", "--spec-augment", "--select-by=wer"):
+    for option in ("--language=de", "--task=transcribe", "--spec-augment", "--select-by=wer"):
         assert "the model reads no sound; leave them out" in refusal(capsys, option)
-    line = refusal(capsys, *USUAL, "--preset=whisper", "--target-lang=en")
+    line = refusal(capsys, *USUAL, "--preset=whisper", "--language=en")
     assert "source_features=80: the model reads sound, not text" in line
 
 
@@ -296,7 +296,7 @@ def test_a_sound_that_is_damaged_later_ends_the_run_in_one_line(monkeypatch, cap
 def test_a_model_is_trained_from_fresh_weights_by_a_preset(capsys):
     sizes = "--d-model=16 --num-heads=2 --d-ff=24 --num-encoder-layers=1 --num-decoder-layers=1"
     sizes += " --encoder-max-length=50 --max-length=48 --preset=whisper --tokenizer=whisper"
-    program(*USUAL, *sizes.split(), "--target-lang=de", "--output=run")
+    program(*USUAL, *sizes.split(), "--language=de", "--output=run")
     config = jax_transformer.load("run").config
     assert (config.source_features, config.d_model) == (80, 16)
     (heard,) = Transcriber("run")(["sounds/0.flac"], language="de")
