@@ -167,7 +167,7 @@ def test_the_page_about_sounds_runs(tmp_path):
     for name, rate in {"speech.flac": 16_000, "talk.wav": 22_050}.items():
         soundfile.write(tmp_path / name, random.normal(0, 0.1, (3 * rate, 2)), rate)
     (tmp_path / "broken.mp3").write_bytes(b"no sound")
-    assert run_python_of([TRANSCRIPTION.replace("}, 100\n", "}, 3\n")], tmp_path) == 4
+    assert run_python_of([TRANSCRIPTION.replace("}, 100\n", "}, 3\n")], tmp_path) == 5
     assert "-->" in (tmp_path / "talk.srt").read_text("utf-8")
 
 

@@ -5,7 +5,7 @@ without this library can call it. Letters in shapes: B batch, S source length, T
 N hypotheses of a source, K returned hypotheses, D d_model, V target vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from jax_transformer.decoding.rules import make_rules, within_factor
 from jax_transformer.decoding.search import search
 from jax_transformer.kernels.execution import SearchExecution
 from jax_transformer.model.self_over_memory import needs_equal_lengths, pad_source
-from jax_transformer.model.transformer import Params, bind
+from jax_transformer.model.transformer import Params, Source, bind
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}  # of jax.export: of `Execution`
 Named = Mapping[str, Array]
@@ -49,14 +49,18 @@ def export_programs(
         search(params, src [B, S], prefix [B, T], limits [B])
             -> (tokens [B, K, T], scores [B, K], lengths [B, K])
 
-    Parameters and caches are dicts of arrays, see `named`. Ids and lengths are int32.
+    Parameters and caches are dicts of arrays, see `named`. Ids and lengths are int32. A model of
+    sound has `src` [B, frames, bands] in float32, of a whole window.
 
     Args:
         searches: The options of each search, by its name; `max_new_tokens` is an argument.
     """
+    frames, bands = str(2 * config.stack("encoder").max_length), config.source_features
 
-    def of_sizes(names: str) -> tuple[Any, ...]:
+    def of_sizes(names: Sequence[str]) -> tuple[Any, ...]:
         """Return sizes of these letters, in a scope of their own: a program knows no others."""
+        if bands is not None:  # S is the window
+            names = [frames if name == "s" else name for name in names]
         known = ["n*t >= n"] if "n" in names else []  # a cache has room for one position
         if config.has_position_table or config.positions == "rotary":  # whose angles are a table
             known += [f"{name} <= {config.max_length}" for name in "st" if name in names]
@@ -74,11 +78,16 @@ def export_programs(
 
         return jax.export.export(jax.jit(run), platforms=[*PLATFORMS])(named(params), *arguments)
 
+    def sources(batch: Any, length: Any) -> jax.ShapeDtypeStruct:
+        if bands is None:
+            return _ids(batch, length)
+        return jax.ShapeDtypeStruct((batch, length, bands), jnp.float32)
+
     batch, source = of_sizes("bs")
-    programs = {"encode": export(_encode, _ids(batch, source))}
+    programs = {"encode": export(_encode, sources(batch, source))}
     # Sources are as long as targets where the decoder needs that.
     batch, count, target, source = of_sizes("bntt" if needs_equal_lengths(config) else "bnts")
-    src = _ids(batch, source)
+    src = sources(batch, source)
     memory = jax.eval_shape(partial(_encode, SearchExecution(), config), params, src)
     ancestors = _ids(batch, count, target)
     cache = jax.eval_shape(
@@ -100,7 +109,7 @@ def export_programs(
     batch, source, target = of_sizes("bst")
     for name, generation in searches.items():
         program = partial(_search, generation)
-        programs[name] = export(program, _ids(batch, source), _ids(batch, target), _ids(batch))
+        programs[name] = export(program, sources(batch, source), _ids(batch, target), _ids(batch))
     return programs
 
 
@@ -109,7 +118,7 @@ def _ids(*shape: Any) -> jax.ShapeDtypeStruct:
 
 
 def _encode(
-    execution: SearchExecution, config: TransformerConfig, params: Params, src: Int32[Array, "B S"]
+    execution: SearchExecution, config: TransformerConfig, params: Params, src: Source
 ) -> Float[Array, "B S D"]:
     return bind(params, config, execution).encode(src)
 
@@ -118,7 +127,7 @@ def _init_cache(
     execution: SearchExecution,
     config: TransformerConfig,
     params: Params,
-    src: Int32[Array, "B S"],
+    src: Source,
     memory: Float[Array, "B S D"],
     ancestors: Int32[Array, "B N T"],
 ) -> Cache:
@@ -145,7 +154,7 @@ def _search(
     execution: SearchExecution,
     config: TransformerConfig,
     params: Params,
-    src: Int32[Array, "B S"],
+    src: Source,
     prefix: Int32[Array, "B T"],
     limits: Int32[Array, " B"],
 ) -> tuple[Int32[Array, "B K T"], Float[Array, "B K"], Int32[Array, "B K"]]:

@@ -13,6 +13,7 @@ import torch
 import jax_transformer
 from jax_transformer import InputError, Transcriber
 from jax_transformer.audio.log_mel import log_mel
+from jax_transformer.commands import main as cli
 from jax_transformer.commands import train
 from jax_transformer.commands.train_arguments import named_settings
 from jax_transformer.runs.metrics import read_metrics
@@ -28,6 +29,7 @@ from tests.tiers import tiered
 from tests.transcription.whisper_folder import SECOND, write_folder
 
 soundfile = pytest.importorskip("soundfile")
+transformers = pytest.importorskip("transformers")
 
 WORDS = "one two three four five six".split()
 USUAL = (
@@ -73,6 +75,12 @@ def sounds(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "start")
 
 
+def window(file):
+    """Return the features of a sound and the silence behind it [frames, bands]."""
+    samples, _ = soundfile.read(file, dtype="float32")
+    return log_mel(np.pad(samples, (0, SECOND - len(samples))), 80)
+
+
 def encoded(*options):
     """Return the settings and the corpora of a run that does not begin."""
     return encoded_by(*USUAL, *options)
@@ -98,8 +106,16 @@ def test_a_run_scores_words_and_its_model_transcribes(capsys):
     assert f"word error rate {rates[-1]:.2f} %" in shown
     assert Path("run/curves.png").exists()
     assert not Path("run/attention.png").exists()
-    heard = Transcriber("run")(["sounds/0.flac"], language="en")
+    once = {"temperatures": (0.0,), "no_speech": 1.0}
+    heard = Transcriber("run")(["sounds/0.flac"], language="en", **once)
     assert heard[0].fault is None
+    cli.main(["convert", "run", "back", "--output-layout=whisper"])
+    model = transformers.WhisperForConditionalGeneration.from_pretrained("back").eval()
+    features = torch.from_numpy(window("sounds/0.flac").T[None])
+    found = model.generate(features, language="en", task="transcribe", do_sample=False, num_beams=1)
+    tokenizer = transformers.WhisperTokenizer.from_pretrained("back")
+    (text,) = tokenizer.batch_decode(found, skip_special_tokens=True)
+    assert text.strip() == heard[0].text
     before, after = (jax_transformer.load(name).params for name in ("whisper", "run"))
     kept = jax.tree.map(lambda x, y: bool((x == y).all()), before, after)
     assert kept["source_positions"]["embedding"]
@@ -119,7 +135,7 @@ TARGETS = {  # options, and the tokens before a text
 @pytest.mark.parametrize("kind", tiered(TARGETS, ["whisper of French"]))
 @pytest.mark.usefixtures("sounds")
 def test_the_loss_is_that_of_transformers(kind):
-    transformers, name = pytest.importorskip("transformers"), kind.split()[0]
+    name = kind.split()[0]
     options, begin = TARGETS[kind]
     settings, corpora = encoded(f"--init={name}", *options)
     (planned,) = plan_epoch(corpora.validation, settings.training_config, 0)
@@ -138,8 +154,7 @@ def test_the_loss_is_that_of_transformers(kind):
     longest = max(map(len, labels))
     labels = torch.tensor([[*row, *[-100] * (longest - len(row))] for row in labels])
     for row, number in zip(batch.src, planned.members, strict=True):
-        sound, _ = soundfile.read(corpora.validation_text.sources[number], dtype="float32")
-        assert np.array_equal(row, log_mel(np.pad(sound, (0, SECOND - len(sound))), 80))
+        assert np.array_equal(row, window(corpora.validation_text.sources[number]))
     features = torch.from_numpy(batch.src.swapaxes(1, 2))
     with torch.no_grad():
         expected = model(features, labels=labels).loss

@@ -26,6 +26,7 @@ from jax_transformer import (
 from jax_transformer.commands.main import command_call
 from jax_transformer.export import programs
 from jax_transformer.export.stablehlo_folder import export_stablehlo
+from jax_transformer.model.masks import source_mask
 from jax_transformer.translation.model_folder import save
 from tests.export.models import BLOCKS, OTHER_FUNCTION, refusal, with_preset
 from tests.export.readme import run_readme
@@ -37,6 +38,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 LINES = ["abc cab", "", "bead", "xyz uvw dab fed", "a </s> b", " "]
 REFUSED = {"torch_nn": "token_embeddings='none'", "whisper": "source_features=80"}
 PRESETS = sorted({*TransformerConfig.presets(), *BLOCKS} - REFUSED.keys())
+SOUND = {"encoder_max_length": 6}
 DISTINCT = [preset for preset in DISTINCT_PRESETS if preset not in REFUSED]
 FEW = ("shared_heads", "bart", "umt5")  # no two have the same positions, or the same decoder
 RULES = {
@@ -79,6 +81,9 @@ def exported(model, **searches):
 
 
 def sources(config, batch, length):
+    if config.source_features is not None:
+        shape = batch, 2 * config.encoder_max_length, config.source_features
+        return np.random.default_rng(batch).normal(size=shape).astype(np.float32)
     src = np.random.default_rng(batch).integers(4, config.src_vocab_size, (batch, length))
     src[1:, 1 + length // 2 :] = config.pad_id
     return src.astype(np.int32)
@@ -125,13 +130,13 @@ def test_every_model_that_writes_text_is_exported_and_proven(base, tmp_path, pre
 @pytest.mark.parametrize(
     ("preset", "options"),
     tiered_rows(
-        [("vaswani2017", RULES), *((preset, {}) for preset in DISTINCT)],
+        [("vaswani2017", RULES), *((preset, {}) for preset in (*DISTINCT, "whisper"))],
         is_quick=lambda *_: False,
-        is_exhaustive=lambda preset, options: options or preset in FEW,
+        is_exhaustive=lambda preset, options: options or preset in (*FEW, "whisper"),
     ),
 )
 def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
-    model = with_preset(base, preset)
+    model = with_preset(base, preset, **(SOUND if preset == "whisper" else {}))
     config = model.config
     run, params = exported(model, beam={"beam_size": 3, "length_penalty": 0.6, **options})
     for batch, source, target in ((3, 5, 9), (2, 11, 4)):
@@ -150,9 +155,9 @@ def test_a_search_of_any_size_takes_prefixes_and_limits(base, preset, options):
         assert error(found[1], expected.scores) <= ROUNDED
 
 
-@pytest.mark.parametrize("preset", tiered(DISTINCT, [], FEW[1:]))
+@pytest.mark.parametrize("preset", tiered([*DISTINCT, "whisper"], [], (*FEW[1:], "whisper")))
 def test_steps_of_any_size_go_on_from_other_hypotheses(base, preset):
-    model = with_preset(base, preset)
+    model = with_preset(base, preset, **(SOUND if preset == "whisper" else {}))
     run, params = exported(model)
     with jax.enable_x64(True):
         wide = model._replace(params=widen(model.params))
@@ -178,7 +183,7 @@ def drawn_tokens(count):
 def library_steps(params, config, count):
     """Return the logits of four steps of this library."""
     src = sources(config, 2, LENGTH)
-    mask = (src != config.pad_id)[:, None, None]
+    mask = source_mask(src, config)
     memory = encode(params, config, src)
     cache = init_cache(params, config, memory, LENGTH, mask, beam_size=count)
     steps = []

@@ -94,7 +94,8 @@ def write_folder(path, seed=0, languages=LANGUAGES, times=0.5, beams=1, position
         decoder.embed_tokens.weight[:, 0] = own
     values = {"max_length": LENGTH, "num_beams": beams, "return_timestamps": False, **ids}
     values |= {"no_timestamps_token_id": no_times, "prev_sot_token_id": previous}
-    values |= {"max_initial_timestamp_index": 20, "is_multilingual": bool(languages)}
+    values |= {"_from_model_config": False, "max_initial_timestamp_index": 20}
+    values["is_multilingual"] = bool(languages)
     # As in published files: some text, and the special tokens but for languages and EOS.
     special = range(start + 1 + len(languages), no_times)
     values |= {"suppress_tokens": [1, 2, 7, start, *special], "begin_suppress_tokens": [3, eos]}
