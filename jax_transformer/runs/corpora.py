@@ -24,7 +24,6 @@ from jax_transformer.text.parallel_text import Text, TextFiles, read_text
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
-    corpus_task,
     dry_run,
     prepared_corpus,
 )
@@ -158,11 +157,11 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
     tasks = []
     for text, prefix in zip(texts, prefixes, strict=True):
         is_plain = text.reading.documents is not None
-        task = corpus_task(
+        task = Task(
             text,
             tokenizer,
             filters=Filters(LONGEST_TEXT) if is_plain else arguments.filters,
-            left_out={"held out for validation": without},
+            held_out=without,
             drop_duplicates=arguments.drop_duplicates,
             prefix="" if is_plain else prefix,
         )
