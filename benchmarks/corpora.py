@@ -36,7 +36,7 @@ from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.plan import epoch_layout
 from jax_transformer.text.prepare import Task, corpus_folder, open_folder, prepared_corpus
-from jax_transformer.text.samples import Vocabulary, trained_tokenizer
+from jax_transformer.text.samples import trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.training.config import TrainingConfig
 
@@ -158,7 +158,7 @@ def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, 
     text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
     tokenizer = trained_tokenizer(
-        store, [text], NOTHING, Vocabulary(vocab_size, True), pairs, longest, 0, QUIET
+        store, [text], NOTHING, vocab_size, True, pairs, longest, 0, QUIET
     )
     return Task(text, tokenizer, Filters(length), NOTHING)
 

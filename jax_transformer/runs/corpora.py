@@ -27,7 +27,7 @@ from jax_transformer.text.prepare import (
     dry_run,
     prepared_corpus,
 )
-from jax_transformer.text.samples import Vocabulary, held_out, trained_tokenizer
+from jax_transformer.text.samples import held_out, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
@@ -148,11 +148,13 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
             store,
             texts,
             without,
-            Vocabulary(arguments.vocab_size, arguments.byte_fallback, arguments.sentinels),
+            vocab_size=arguments.vocab_size,
+            byte_fallback=arguments.byte_fallback,
             most_pairs=arguments.tokenizer_pairs,
             longest=CHARACTERS_OF_A_TOKEN * arguments.filters.max_length,
             seed=seed,
             console=console,
+            sentinels=arguments.sentinels,
         )
     tasks = []
     for text, prefix in zip(texts, prefixes, strict=True):
