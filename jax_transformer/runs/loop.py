@@ -282,9 +282,7 @@ def _open_outputs(
         }
 
     logged = 0 if run.init_checkpoint else progress.step - len(progress.window)
-    if distributed.is_main():  # which alone writes a log
-        run.directory.mkdir(parents=True, exist_ok=True)
-    directory = run.directory if distributed.is_main() else None
+    directory = run.directory if distributed.is_main() else None  # which alone writes a log
     with (
         CheckpointWriter(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
