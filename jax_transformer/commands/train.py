@@ -106,8 +106,6 @@ def train_as_named(named: NamedSettings, console: Console) -> Path:
     evaluation = Evaluation(
         settings=settings,
         text=corpora.validation_text,
-        tokenization=arguments.bleu_tokenization,
-        exact=number_words,
         console=console,
         mesh=mesh,
         validation=corpora.validation,
