@@ -20,7 +20,7 @@ from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
-from jax_transformer.text.parallel_text import Text, TextFiles, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles
 from jax_transformer.text.prepare import (
     CHARACTERS_OF_A_TOKEN,
     Task,
@@ -128,10 +128,7 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
         texts, validation = [training], [validation]
     else:
         texts = [with_known_facts(store, text, console) for text in _training_files(arguments)]
-        validation = [
-            read_text(text.sources, text.targets, text.reading)
-            for text in _files(arguments, "valid_")
-        ]
+        validation = [text.read() for text in _files(arguments, "valid_")]
         if not validation:
             count = held_out_count(arguments, texts[0].pairs)
             without, chosen = held_out(store, texts[0], count=count, seed=seed, console=console)

@@ -23,7 +23,7 @@ from jax_transformer.errors import InputError
 from jax_transformer.text import prepare as preparing
 from jax_transformer.text import samples
 from jax_transformer.text.encoding import Filters, encode_text
-from jax_transformer.text.parallel_text import Text, TextFiles, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles
 from jax_transformer.text.prepare import (
     MANIFEST,
     UNFINISHED,
@@ -78,7 +78,7 @@ def test_a_prepared_corpus_is_what_is_encoded_in_memory(tmp_path, small_blocks):
     paths[1][0] = packed
     text = TextFiles(*zip(*paths, strict=True))
     prepared = corpus(tmp_path / "store", text)
-    expected = encode_text(read_text(text.sources, text.targets), TOKENIZER, 30)
+    expected = encode_text(text.read(), TOKENIZER, 30)
     assert_same_pairs(prepared, expected)
     manifest = read_entry(prepared.parts[0].folder / MANIFEST, dict)
     assert manifest["blocks"] == 3 + 2  # a block ends with its file
@@ -355,7 +355,7 @@ def test_a_text_that_changes_while_it_is_encoded_is_refused(tmp_path, one_proces
         prepared_corpus(tmp_path / "store", work, quiet())
     assert str(text.sources[0]) in str(refusal.value)
     assert not (corpus_folder(tmp_path / "store", work.key) / MANIFEST).exists()
-    expected = encode_text(read_text(text.sources, text.targets), TOKENIZER, 30)
+    expected = encode_text(text.read(), TOKENIZER, 30)
     assert_same_pairs(corpus(tmp_path / "store", text), expected)
 
 
