@@ -172,7 +172,7 @@ def _prepare_whole(*arguments: Any) -> dict[str, Any]:
     return {
         "folder": str(corpus_folder(arguments[-1], task.key)),
         "pairs": len(corpus),
-        "tokens": corpus.tokens,
+        "tokens": corpus.counts.tokens,
         "facts and tokenizer, s": round(ready - start, 1),
         "shards, s": round(time.perf_counter() - ready, 1),
     }

@@ -55,7 +55,7 @@ def batches_row(encoded: Corpus, settings: TrainingConfig) -> list[str]:
         str(len({(batch.rows, batch.length) for batch in plan})),
         f"{padding_share(encoded, plan):.2%}",
         f"{planned:.2f}",
-        f"{encoded.tokens / seconds:,.0f}",
+        f"{encoded.counts.tokens / seconds:,.0f}",
     ]
 
 
@@ -97,7 +97,7 @@ def compare(
     step = sharded_train_step(make_mesh(), config, settings).lower(state, batch).compile()
     made, trained, checks = [], [], []
     for _ in range(rounds):
-        made.append(encoded.tokens / make_all(encoded, settings))
+        made.append(encoded.counts.tokens / make_all(encoded, settings))
         state, _ = jax.block_until_ready(step(state, batch))  # discarded
         start = time.perf_counter()
         state, _ = jax.block_until_ready(step(state, batch))

@@ -64,7 +64,7 @@ def assert_same_pairs(prepared, expected):
         np.testing.assert_array_equal(actual, wanted)
     np.testing.assert_array_equal(prepared.side_lengths(every), expected.side_lengths(every))
     np.testing.assert_array_equal(prepared.length_counts, expected.length_counts)
-    assert prepared.tokens == expected.tokens
+    assert prepared.counts.tokens == expected.counts.tokens
     assert prepared.pad_id == expected.pad_id
 
 
