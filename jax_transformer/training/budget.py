@@ -66,7 +66,6 @@ class Budget(NamedTuple):
     loss: float  # bytes beside the activations: 0 unless the loss is computed in parts
     activations: dict[str, float]  # bytes kept for the backward pass, for each value of remat
     flops: float  # of the matrix products on all devices, as if nothing were frozen
-    flops_per_token: float  # for each target token, padding included
 
     def total(self, remat: str) -> float:
         """Return all bytes on a device."""
@@ -102,7 +101,6 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         head = config.d_model * config.tgt_vocab_size
         loss = BYTES[training.compute_dtype] * logits + 4 * head
     per_row = activations_per_row(config, workload, mesh.shape["tensor"], parts)
-    flops = step_flops(config, rows, workload.length)
     return Budget(
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         num_devices=mesh.size,
@@ -112,8 +110,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         adam_moments=4 * ADAM_MOMENTS * trained,
         loss=loss,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
-        flops=flops,
-        flops_per_token=flops / (rows * workload.length),
+        flops=step_flops(config, rows, workload.length),
     )
 
 
