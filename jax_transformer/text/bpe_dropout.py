@@ -147,18 +147,13 @@ class BPEDropout:
             merges(left * size + right, NO_MERGE) for left, right in itertools.pairwise(symbols)
         ]
         for number in np.frombuffer(numbers, np.uint16).tolist():
-            if not ranks:
-                break
-            if number == 0:
-                rank = min(ranks)
-                place = ranks.index(rank) if rank < NO_MERGE else None
+            if number == 0 and (rank := min(ranks, default=NO_MERGE)) < NO_MERGE:
+                place = ranks.index(rank)  # the usual case, which sorts nothing
             else:
                 possible = [(rank, i) for i, rank in enumerate(ranks) if rank < NO_MERGE]
                 if number >= min(len(possible), EVERY_MERGE):
                     break
                 rank, place = sorted(possible)[number]
-            if place is None:
-                break
             symbols[place : place + 2] = [self._merged[rank]]
             del ranks[place]
             if place > 0:
