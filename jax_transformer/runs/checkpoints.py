@@ -84,12 +84,10 @@ class CheckpointFolder(NamedTuple):
             arrays = reader.restore(
                 self.directory.resolve(), args=ocp.args.StandardRestore(targets)
             )
-        leaves, tree = jax.tree.flatten((shapes.state, shapes.best_params))
-        restored = [
-            jax.random.wrap_key_data(arrays[name]) if _is_key(leaf) else arrays[name]
-            for name, leaf in zip(targets, leaves, strict=True)
-        ]
-        return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, restored))
+        tree = jax.tree.structure((shapes.state, shapes.best_params))
+        state, best_params = jax.tree.unflatten(tree, [arrays[name] for name in targets])
+        state = state._replace(key=jax.random.wrap_key_data(state.key))
+        return RunCheckpoint(self.progress, state, best_params)
 
 
 class CheckpointWriter:
@@ -144,7 +142,10 @@ class CheckpointWriter:
             # The next training step reuses the memory of the state. Orbax copies arrays of NumPy,
             # which it also writes in half of the time; one process alone has all of them.
             copy = np.asarray if jax.process_count() == 1 else jnp.copy
-            arrays = {name: copy(leaf) for name, leaf in named_leaves(checkpoint).items()}
+            state = checkpoint.state
+            state = state._replace(key=jax.random.key_data(state.key))  # the words of the key
+            leaves = named_leaves(checkpoint._replace(state=state))
+            arrays = {name: copy(leaf) for name, leaf in leaves.items()}
             self._handler.description = {
                 "format": FORMAT,
                 "settings": settings_to_json(self._settings),
@@ -336,31 +337,19 @@ def _check_files(step: Path, files: dict[str, list[Any]]) -> None:
 
 
 def named_leaves(checkpoint: RunCheckpoint) -> dict[str, Any]:
-    """Return every array of a checkpoint by its path, in order; of random keys, their words."""
+    """Return every array of a checkpoint by its path, in order."""
     return {
-        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": _key_data(leaf)
+        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf
         for part in ("state", "best_params")
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part))
     }
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
-    """Return the checkpoint with shapes and dtypes in the place of arrays."""
+    """Return shapes and dtypes in the place of arrays, and of the random key those of its words."""
     state = state_shapes(settings.config, settings.training_config)
+    state = state._replace(key=jax.eval_shape(jax.random.key_data, state.key))
     return RunCheckpoint(progress, state, None if progress.best_step is None else state.params)
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_data(leaf: Any) -> Any:
-    """Return an array, its shape or its sharding; of random keys, those of their words."""
-    if not _is_key(leaf):
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return jax.random.key_data(leaf)
 
 
 def _described(array: Any) -> dict[str, Any]:

@@ -132,7 +132,9 @@ def plain_task(
 
 def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
     """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
-    return {name: distributed.to_host(leaf) for name, leaf in named_leaves(checkpoint).items()}
+    state = checkpoint.state._replace(key=jax.random.key_data(checkpoint.state.key))
+    leaves = named_leaves(checkpoint._replace(state=state))
+    return {name: distributed.to_host(leaf) for name, leaf in leaves.items()}
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
