@@ -165,12 +165,9 @@ class BPEDropout:
 
 def _thresholds(rate: float) -> Integer[np.ndarray, "numbers"]:
     """Return 2^32 rate^k for k = 1, 2, ...: below it a 32-bit number stands for k or more."""
-    thresholds = [int(rate * 2**32)]
-    power = rate
-    while thresholds[-1] and len(thresholds) < EVERY_MERGE:
-        power *= rate  # not a power function: products are the same on every platform
-        thresholds.append(int(power * 2**32))
-    return np.array(thresholds, np.int64)
+    # Products and no power function: they are the same on every platform.
+    thresholds = (np.cumprod(np.full(EVERY_MERGE, rate)) * 2**32).astype(np.int64)
+    return thresholds[: 1 + np.count_nonzero(thresholds)]
 
 
 class ResampledCorpus(Corpus):
