@@ -72,8 +72,7 @@ class CheckpointFolder(NamedTuple):
             best = None if shapes.best_params is None else places.params
             shardings = named_leaves(RunCheckpoint(self.progress, places, best))
             targets = {
-                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
-                for name, leaf in targets.items()
+                name: leaf.update(sharding=shardings[name]) for name, leaf in targets.items()
             }
         # Arrays that are read at the same time take no more memory beside their parts than the
         # largest one; orbax would read them all at once.
