@@ -74,10 +74,8 @@ class BPEDropout:
         self._ends_word = np.array(
             [token_id not in texts or texts[token_id][-1] in symbols for token_id in ids]
         )
-        self._vocab_size = tokenizer.src_vocab_size
         self._ranks = {
-            vocab[left] * self._vocab_size + vocab[right]: rank
-            for rank, (left, right) in enumerate(merges)
+            (vocab[left], vocab[right]): rank for rank, (left, right) in enumerate(merges)
         }
         self._merged = [vocab[left + right] for left, right in merges]
         thresholds = _thresholds(rate)
@@ -141,11 +139,9 @@ class BPEDropout:
 
     def _segmented(self, word: bytes, numbers: bytes, dtype: str) -> bytes:
         """Merge the characters of a word; `numbers` says how many merges are dropped at a step."""
-        merges, size = self._ranks.get, self._vocab_size
+        merges = self._ranks.get
         symbols = [c for i in np.frombuffer(word, dtype).tolist() for c in self._characters[i]]
-        ranks = [
-            merges(left * size + right, NO_MERGE) for left, right in itertools.pairwise(symbols)
-        ]
+        ranks = [merges(pair, NO_MERGE) for pair in itertools.pairwise(symbols)]
         for number in np.frombuffer(numbers, np.uint16).tolist():
             if number == 0 and (rank := min(ranks, default=NO_MERGE)) < NO_MERGE:
                 place = ranks.index(rank)  # the usual case, which sorts nothing
@@ -157,9 +153,9 @@ class BPEDropout:
             symbols[place : place + 2] = [self._merged[rank]]
             del ranks[place]
             if place > 0:
-                ranks[place - 1] = merges(symbols[place - 1] * size + symbols[place], NO_MERGE)
+                ranks[place - 1] = merges((symbols[place - 1], symbols[place]), NO_MERGE)
             if place < len(ranks):
-                ranks[place] = merges(symbols[place] * size + symbols[place + 1], NO_MERGE)
+                ranks[place] = merges((symbols[place], symbols[place + 1]), NO_MERGE)
         return np.array(symbols, dtype).tobytes()
 
 
