@@ -270,10 +270,9 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
 
     A resumed run does not read the folder of --init, perhaps a name on the hub: it stays as named.
     """
-    named = vars(arguments).items()
     kept = {
         name: _absolute(value)
-        for name, value in named
+        for name, value in vars(arguments).items()
         if WHEN_RESUMED[name] in (None, "changeable")
     }
     return kept | {"init": arguments.init and str(arguments.init)}

@@ -283,7 +283,6 @@ def check_one_run(directory: Path, newest: RunSettings, older: Iterable[int]) ->
 
 
 def _read_description(step: Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
-    """Return settings, progress and the whole description."""
     for path in (*_files(step), *_files(step.parent / START)):
         if not path.is_file():  # a FIFO, which would never end
             raise ValueError(f"{path.relative_to(step.parent)} is not a regular file")
@@ -352,7 +351,6 @@ def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
 
 
 def _described(array: Any) -> dict[str, Any]:
-    """Return dtype and shape, ready for JSON."""
     return {"dtype": str(array.dtype), "shape": list(array.shape)}
 
 

@@ -21,12 +21,7 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
 from jax_transformer.text.parallel_text import Text, TextFiles
-from jax_transformer.text.prepare import (
-    CHARACTERS_OF_A_TOKEN,
-    Task,
-    dry_run,
-    prepared_corpus,
-)
+from jax_transformer.text.prepare import CHARACTERS_OF_A_TOKEN, Task, dry_run, prepared_corpus
 from jax_transformer.text.samples import held_out, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
@@ -240,7 +235,6 @@ def encode_corpora(
 
 
 def _objective(arguments: Arguments, tokenizer: Tokenizer, prefix: str) -> Objective:
-    """Return what makes the examples of a plain text."""
     if tokenizer.kind == "separate":
         raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
     denoisers = arguments.denoisers()

@@ -306,9 +306,7 @@ def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
         layout = epoch_layout(corpus, training_config)
         batches = []
         for position in (*progress.skipped, *progress.nonfinite):
-            plan = plan_window(
-                corpus, training_config, layout, epoch=position.epoch, window=position.window
-            )
+            plan = plan_window(corpus, training_config, layout, position.epoch, position.window)
             pairs = plan[position.batch].members.tolist()
             batches.append(position._asdict() | {"pairs": pairs})
         replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())

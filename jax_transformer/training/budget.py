@@ -182,7 +182,6 @@ def compile_step(
 
 
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
-    """Return how many numbers of these parameters a device holds."""
     laid = jax.tree.leaves(parameter_shardings(mesh, params, config))
     leaves = zip(laid, jax.tree.leaves(params), strict=True)
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))
