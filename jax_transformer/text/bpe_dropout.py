@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt16
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import Corpus, Tokens
+from jax_transformer.text.corpus import Corpus, Sides, Tokens
 from jax_transformer.text.plan import WINDOW_PAIRS
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 from jax_transformer.tokenizers.trained import BYTE_PAIR, BYTES, words
@@ -25,8 +25,6 @@ NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"
 MOST_CACHED = 2**16  # words whose subwords are kept: some 20 MB of words of European languages
 MOST_PAIRS = 4 * WINDOW_PAIRS  # that are in memory between their plan and their batch
-
-Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]
 
 
 class BPEDropout:

@@ -21,6 +21,7 @@ from jax_transformer.text.pieces import Piece
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids and numbers
+Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]  # source and target of a pair
 ENDLESS = 2**48  # draws from a part of a mix
 
 
@@ -31,7 +32,7 @@ class Tokens(NamedTuple):
     source_lengths: Int64[np.ndarray, "pairs"]
     target_lengths: Int64[np.ndarray, "pairs"]  # BOS and EOS included
 
-    def sides(self) -> list[tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]]:
+    def sides(self) -> list[Sides]:
         """Return the source and the target of each pair."""
         lengths = np.stack([self.source_lengths, self.target_lengths], axis=1)
         sides = np.split(self.ids, lengths.ravel().cumsum())
@@ -213,10 +214,8 @@ class Corpus:
     @property
     def longest_side(self) -> int:
         """Columns of the longest side of a pair; texts are cut."""
-        return max(
-            (max(part.counts.lengths, default=0) for part in self.parts if part.objective is None),
-            default=0,
-        )
+        lengths = (part.counts.lengths for part in self.parts if part.objective is None)
+        return max(itertools.chain(*lengths), default=0)
 
     @property
     def tasks(self) -> tuple[str, ...]:
