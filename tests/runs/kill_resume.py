@@ -160,7 +160,10 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
                 file.write(json.dumps([first, *process, pairs]) + "\n")
             yield numbered
 
-    with mock.patch.object(training_mesh, "epoch_batches", noted), stop_requests() as stop:
+    with (
+        mock.patch.object(training_mesh, "epoch_batches", noted),
+        stop_requests(lambda line: None) as stop,
+    ):
         try:
             run = loop.Run(directory, settings, saved, stop, mesh=make_mesh(mesh))
             loop.train(run, training, held_out, console)
