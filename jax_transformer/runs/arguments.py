@@ -261,7 +261,6 @@ NUMBER_WORDS = Arguments(
     ),
 )
 
-
 WHEN_RESUMED = {each.name: each.metadata.get("resumed") for each in dataclasses.fields(Arguments)}
 
 

@@ -74,8 +74,7 @@ class Evaluation:
     def _restored_shares(self, params: Params) -> dict[str, float]:
         """Return, for each denoiser, the share of its target tokens that greedy search gives.
 
-        A token counts if it stands at its place; EOS is one. The examples are the same at each
-        call.
+        A token counts if it stands at its place; EOS is one. Each call takes the same examples.
         """
         config, shares = self.settings.config, {}
         for task, corpus in self.validation.by_task().items():

@@ -36,7 +36,6 @@ OF_A_STATE = 8  # float32 numbers that the scan of a recurrence keeps of each; m
 # those of the base model, and for how many steps the paper trains them (section 5.2).
 SIZES = {"base": ({}, 100_000), "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000)}
 
-
 HALF_PRECISION = TrainingConfig(compute_dtype="bfloat16")
 
 
