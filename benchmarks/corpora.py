@@ -10,6 +10,7 @@ memory of each. Each measurement is a process of its own. Needs Linux (sched_set
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import multiprocessing
@@ -34,13 +35,8 @@ from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.plan import epoch_layout
-from jax_transformer.text.prepare import (
-    corpus_folder,
-    corpus_task,
-    open_folder,
-    prepared_corpus,
-)
-from jax_transformer.text.samples import Vocabulary, trained_tokenizer
+from jax_transformer.text.prepare import Task, corpus_folder, open_folder, prepared_corpus
+from jax_transformer.text.samples import trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.training.config import TrainingConfig
 
@@ -162,9 +158,9 @@ def _task(source: Path, target: Path, vocab_size: int, length: int, pairs: int, 
     text = with_known_facts(store, TextFiles((source,), (target,)), QUIET)
     longest = 64 * length
     tokenizer = trained_tokenizer(
-        store, [text], NOTHING, Vocabulary(vocab_size, True), pairs, longest, 0, QUIET
+        store, [text], NOTHING, vocab_size, True, pairs, longest, 0, QUIET
     )
-    return corpus_task(text, tokenizer, Filters(length), {}, False)
+    return Task(text, tokenizer, Filters(length), NOTHING)
 
 
 def _prepare_whole(*arguments: Any) -> dict[str, Any]:
@@ -176,7 +172,7 @@ def _prepare_whole(*arguments: Any) -> dict[str, Any]:
     return {
         "folder": str(corpus_folder(arguments[-1], task.key)),
         "pairs": len(corpus),
-        "tokens": corpus.tokens,
+        "tokens": corpus.counts.tokens,
         "facts and tokenizer, s": round(ready - start, 1),
         "shards, s": round(time.perf_counter() - ready, 1),
     }
@@ -189,6 +185,7 @@ class _FirstBlocks:
 
     def __init__(self, text: TextFiles, pairs: int) -> None:
         self.text, self.pairs = text, pairs
+        self.sha256 = f"{time.time_ns()}"  # so that its folder is a new one
 
     def blocks(self, pairs: int) -> Any:
         """Yield blocks until there are enough pairs."""
@@ -202,7 +199,7 @@ def _prepare_part(*arguments: Any) -> dict[str, Any]:
     """Prepare the first pairs of the text, in a folder of their own."""
     *_, store, pairs = arguments
     task = _task(*arguments[:-1])
-    part = task._replace(text=_FirstBlocks(task.text, pairs), key=f"{time.time_ns():032d}")
+    part = dataclasses.replace(task, text=_FirstBlocks(task.text, pairs))
     with tempfile.TemporaryDirectory(dir=store) as folder:
         start = time.perf_counter()
         corpus = prepared_corpus(Path(folder), part, QUIET)

@@ -31,7 +31,7 @@ from jax_transformer.runtime.sharding import make_mesh
 from jax_transformer.text.batches import make_batch, padding_share, training_batches
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.encoding import encode_text
-from jax_transformer.text.parallel_text import Text, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.tokenizers import Tokenizer, train_byte_pair
 from jax_transformer.training.config import TrainingConfig
@@ -55,7 +55,7 @@ def batches_row(encoded: Corpus, settings: TrainingConfig) -> list[str]:
         str(len({(batch.rows, batch.length) for batch in plan})),
         f"{padding_share(encoded, plan):.2%}",
         f"{planned:.2f}",
-        f"{encoded.tokens / seconds:,.0f}",
+        f"{encoded.counts.tokens / seconds:,.0f}",
     ]
 
 
@@ -97,7 +97,7 @@ def compare(
     step = sharded_train_step(make_mesh(), config, settings).lower(state, batch).compile()
     made, trained, checks = [], [], []
     for _ in range(rounds):
-        made.append(encoded.tokens / make_all(encoded, settings))
+        made.append(encoded.counts.tokens / make_all(encoded, settings))
         state, _ = jax.block_until_ready(step(state, batch))  # discarded
         start = time.perf_counter()
         state, _ = jax.block_until_ready(step(state, batch))
@@ -145,7 +145,7 @@ def main(
     os.sched_setaffinity(0, {core})
     keep_freed_memory()
     console = Console()
-    corpus = read_text(source, target)
+    corpus = TextFiles((source,), (target,)).read()
     recipes = {
         "train.py": Arguments(),
         RECIPE.stem: named_settings([f"--config={RECIPE}"]).arguments(),

@@ -30,7 +30,7 @@ from jax_transformer.text.denoising import (
     Objective,
 )
 from jax_transformer.text.encoding import encode_text, special_ids
-from jax_transformer.text.parallel_text import Text, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles
 from jax_transformer.text.plan import epoch_layout, plan_window
 from jax_transformer.tokenizers import train_unigram
 from jax_transformer.training.config import TrainingConfig
@@ -111,7 +111,7 @@ def main(arguments: Arguments) -> None:
     """Measure and print."""
     print(processor())
     importlib.import_module("grain.experimental")  # plans import it late; that is not timed
-    text = read_text(arguments.source, arguments.target)
+    text = TextFiles((arguments.source,), (arguments.target,)).read()
     sources, targets = (side[: arguments.pairs] for side in (text.sources, text.targets))
     tokenizer = train_unigram([*sources, *targets], arguments.vocab_size, special_tokens=SPECIAL)
     config = model_config(preset_fields("pre_norm", SIZES), tokenizer)

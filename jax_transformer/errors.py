@@ -7,7 +7,7 @@ from collections.abc import Iterator
 LONGEST_LINE = 1000  # characters of a message
 BAD_LINES_NAMED = 5  # lines of a text that a report names
 # Module that is imported: the extra of pyproject.toml that installs it.
-TRAIN = ("orbax", "etils", "grain", "tokenizers", "sentencepiece", "sacrebleu", "rich")
+TRAIN = ("orbax", "grain", "tokenizers", "sentencepiece", "sacrebleu", "rich")
 TRAIN += ("matplotlib", "yaml", "tomli_w")
 EXTRA_OF = dict.fromkeys(TRAIN, "train")
 EXTRA_OF |= {"tensorboardX": "tensorboard", "torch": "torch", "transformers": "hf"}

@@ -7,10 +7,8 @@ import jax
 import jaxtyping
 import numpy as np
 
-from jax_transformer import TransformerConfig, decode, encode, init_params
-from jax_transformer.kernels.execution import DEFAULT_EXECUTION
+from jax_transformer import TransformerConfig, init_params
 from jax_transformer.tokenizers import train_byte_pair
-from jax_transformer.training.objective import batch_masks
 from jax_transformer.translation.model_folder import TrainedModel
 
 # Prime where an axis is free to be; d_model = 3 heads x 14 must be even for the sinusoids.
@@ -145,16 +143,6 @@ def random_tokens(config, seed=0, dtype=np.float32):
     if (width := config.source_features) is not None:
         src = random.normal(size=(BATCH, 2 * SOURCE_LENGTH - 1, width)).astype(dtype)
     return src, tgt
-
-
-def decode_batch(params, batch, config, execution=DEFAULT_EXECUTION):
-    """Return the logits of a batch, packed or not, as the objective computes them."""
-    masks, by = batch_masks(batch, config), {"execution": execution}
-    sources = {"src_positions": masks.src_positions}
-    memory = encode(params, config, batch.src, masks.src_mask, **sources, **by)
-    attending = memory, masks.tgt_mask, masks.memory_mask
-    targets = {"tgt_positions": masks.tgt_positions}
-    return decode(params, config, batch.tgt_in, *attending, **targets, **by)
 
 
 def tiny_model(lines, vocab_size, seed=0, **fields):

@@ -232,7 +232,7 @@ def test_a_call_that_needs_an_extra_names_it(monkeypatch):
 WITHOUT_EXTRAS = """
 import pydoc, sys
 from jax_transformer.errors import EXTRA_OF
-sys.modules |= dict.fromkeys({*EXTRA_OF} - {"rich", "yaml", "orbax", "etils"})  # flax has these
+sys.modules |= dict.fromkeys({*EXTRA_OF} - {"rich", "yaml", "orbax"})  # flax has these
 import jax_transformer
 of_disk = {"load", "save", "Translator", "Embedder", "Classifier", "Transcriber", "train"}
 for name in {*jax_transformer.__all__} - of_disk:

@@ -152,13 +152,14 @@ def _memory_table(cost: estimate.Budget, workload: estimate.Workload) -> Table:
 def _time_table(
     cost: estimate.Budget, workload: estimate.Workload, steps: int, utilisation: float
 ) -> Table:
+    tokens = cost.rows * workload.length
     table = Table(
         f"{cost.num_devices} x",
         "a step",
         f"{steps:,} steps",
         "target tokens/s",
         "fits with remat",
-        title=f"{cost.flops:.3g} FLOPs a step, {cost.flops_per_token / 1e6:,.0f} million a "
+        title=f"{cost.flops:.3g} FLOPs a step, {cost.flops / tokens / 1e6:,.0f} million a "
         f"target token; by data sheet, at {utilisation:.0%} of the peak",
     )
     for name, device in DEVICES.items():
@@ -168,7 +169,7 @@ def _time_table(
             name,
             f"{seconds * 1000:,.1f} ms",
             f"{steps * seconds / 3600:,.2f} h",
-            f"{cost.rows * workload.length / seconds:,.0f}",
+            f"{tokens / seconds:,.0f}",
             ", ".join(fitting) or "no",
         )
     return table

@@ -31,7 +31,7 @@ from jax_transformer.runs.checkpoints import CheckpointFolder, restore, steps_in
 from jax_transformer.runs.corpora import Corpora, encode_corpora, read_corpora
 from jax_transformer.runs.evaluation import Evaluation
 from jax_transformer.runs.initial_model import InitialModel, with_teacher
-from jax_transformer.runs.model_settings import check_model, model_config, named_fields
+from jax_transformer.runs.model_settings import check_model, model_config
 from jax_transformer.runs.output import check_output, exclusive_folder
 from jax_transformer.runs.signals import Stopped, stop_requests
 from jax_transformer.runs.sound_corpora import read_sounds, task_ids
@@ -106,8 +106,6 @@ def train_as_named(named: NamedSettings, console: Console) -> Path:
     evaluation = Evaluation(
         settings=settings,
         text=corpora.validation_text,
-        tokenization=arguments.bleu_tokenization,
-        exact=number_words,
         console=console,
         mesh=mesh,
         validation=corpora.validation,
@@ -274,7 +272,7 @@ def show_settings(
     """Show the settings that say most, the devices and the implementation of attention."""
     config, training = settings.config, arguments.training
     model = f"preset {arguments.preset}" if arguments.preset else f"that of {arguments.init}"
-    named = named_fields(arguments.model, arguments.preset, TEXT_SIZES)
+    named = arguments.named_fields()
     fields = (f"{name}={named[name]}" for name in (named if arguments.preset else TEXT_SIZES))
     tokens = f"{config.src_vocab_size:,}"
     if arguments.tokenizer is None and config.src_vocab_size < arguments.vocab_size:

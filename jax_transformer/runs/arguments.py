@@ -15,7 +15,7 @@ from msgspec import Meta
 from jax_transformer.config import SPECIAL_IDS
 from jax_transformer.config.declared import checked_fields
 from jax_transformer.errors import InputError
-from jax_transformer.runs.model_settings import named_fields, preset_fields, undecided_fields
+from jax_transformer.runs.model_settings import preset_fields, undecided_fields
 from jax_transformer.runs.state import RunSettings, check_equal
 from jax_transformer.text.denoising import MOST_SENTINELS, Denoiser, DenoisingObjective, denoisers
 from jax_transformer.text.encoding import Filters
@@ -231,10 +231,19 @@ class Arguments:
         """The folder that keeps tokenizers and encoded text."""
         return self.prepared or default_store()
 
+    def named_fields(self) -> dict[str, Any]:
+        """Return the model's usual sizes, and its fields that differ from those of the preset."""
+        expected = {} if self.preset is None else preset_fields(self.preset, {})
+        return {
+            name: value
+            for name, value in self.model.items()
+            if name in TEXT_SIZES or name not in expected or value != expected[name]
+        }
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the settings for settings.yaml, the model by its preset and what differs."""
         mapping = dataclasses.asdict(self)
-        mapping["model"] = named_fields(self.model, self.preset, TEXT_SIZES)
+        mapping["model"] = self.named_fields()
         return {name: value for name, value in mapping.items() if WHEN_RESUMED[name] != "unwritten"}
 
 
@@ -253,7 +262,6 @@ NUMBER_WORDS = Arguments(
     ),
 )
 
-
 WHEN_RESUMED = {each.name: each.metadata.get("resumed") for each in dataclasses.fields(Arguments)}
 
 
@@ -262,10 +270,9 @@ def kept_arguments(arguments: Arguments) -> dict[str, Any]:
 
     A resumed run does not read the folder of --init, perhaps a name on the hub: it stays as named.
     """
-    named = vars(arguments).items()
     kept = {
         name: _absolute(value)
-        for name, value in named
+        for name, value in vars(arguments).items()
         if WHEN_RESUMED[name] in (None, "changeable")
     }
     return kept | {"init": arguments.init and str(arguments.init)}

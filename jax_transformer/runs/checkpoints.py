@@ -12,15 +12,16 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -56,7 +57,7 @@ class DamagedError(InputError):
 class CheckpointFolder(NamedTuple):
     """A checkpoint on disk, the folder of a step, whose files are those that were written."""
 
-    directory: epath.Path
+    directory: Path
     settings: RunSettings
     progress: RunProgress
 
@@ -71,8 +72,7 @@ class CheckpointFolder(NamedTuple):
             best = None if shapes.best_params is None else places.params
             shardings = named_leaves(RunCheckpoint(self.progress, places, best))
             targets = {
-                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shardings[name])
-                for name, leaf in targets.items()
+                name: leaf.update(sharding=shardings[name]) for name, leaf in targets.items()
             }
         # Arrays that are read at the same time take no more memory beside their parts than the
         # largest one; orbax would read them all at once.
@@ -83,12 +83,10 @@ class CheckpointFolder(NamedTuple):
             arrays = reader.restore(
                 self.directory.resolve(), args=ocp.args.StandardRestore(targets)
             )
-        leaves, tree = jax.tree.flatten((shapes.state, shapes.best_params))
-        restored = [
-            jax.random.wrap_key_data(arrays[name]) if _is_key(leaf) else arrays[name]
-            for name, leaf in zip(targets, leaves, strict=True)
-        ]
-        return RunCheckpoint(self.progress, *jax.tree.unflatten(tree, restored))
+        tree = jax.tree.structure((shapes.state, shapes.best_params))
+        state, best_params = jax.tree.unflatten(tree, [arrays[name] for name in targets])
+        state = state._replace(key=jax.random.wrap_key_data(state.key))
+        return RunCheckpoint(self.progress, state, best_params)
 
 
 class CheckpointWriter:
@@ -98,9 +96,8 @@ class CheckpointWriter:
     the directory, locks out other runs, and removes what killed runs left half written.
     """
 
-    def __init__(self, directory: epath.PathLike, settings: RunSettings) -> None:
-        self._directory = epath.Path(directory)
-        self._settings = settings
+    def __init__(self, directory: Path, settings: RunSettings) -> None:
+        self._directory, self._settings = directory, settings
 
     def __enter__(self) -> "CheckpointWriter":
         with contextlib.ExitStack() as opened, self._as_input_errors():
@@ -108,7 +105,7 @@ class CheckpointWriter:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(locked(self._directory))
                 for path in self._directory.glob(f"*{HALF_WRITTEN}*"):
-                    path.rmtree()
+                    shutil.rmtree(path)
                 self._write_start()
             self._steps = steps_in(self._directory)
             opened.enter_context(_orbax_quiet())
@@ -144,7 +141,10 @@ class CheckpointWriter:
             # The next training step reuses the memory of the state. Orbax copies arrays of NumPy,
             # which it also writes in half of the time; one process alone has all of them.
             copy = np.asarray if jax.process_count() == 1 else jnp.copy
-            arrays = {name: copy(leaf) for name, leaf in named_leaves(checkpoint).items()}
+            state = checkpoint.state
+            state = state._replace(key=jax.random.key_data(state.key))  # the words of the key
+            leaves = named_leaves(checkpoint._replace(state=state))
+            arrays = {name: copy(leaf) for name, leaf in leaves.items()}
             self._handler.description = {
                 "format": FORMAT,
                 "settings": settings_to_json(self._settings),
@@ -159,7 +159,7 @@ class CheckpointWriter:
             self._writer.wait_until_finished()
             keep = self._settings.training_config.keep_checkpoints
             for step in steps_in(self._directory)[:-keep] if distributed.is_main() else ():
-                (self._directory / str(step)).rmtree()
+                shutil.rmtree(self._directory / str(step))
 
     def _write_start(self) -> None:
         """Write the files that no step changes, all of them or none, unless they are there."""
@@ -182,11 +182,12 @@ class DescribingHandler(ocp.StandardCheckpointHandler):
 
     description: dict[str, Any]
 
-    def finalize(self, directory: epath.Path) -> None:
+    def finalize(self, directory: os.PathLike[str]) -> None:
         """Write the description, with the size and sha256 of each file of the arrays."""
         super().finalize(directory)
+        directory = Path(directory)
         files = {
-            str(path.relative_to(directory)): [path.stat().length, _file_digest(path)]
+            str(path.relative_to(directory)): [path.stat().st_size, _file_digest(path)]
             for path in _files(directory)
         }
         content = self.description | {"files": files}
@@ -200,11 +201,8 @@ class DescribedSave(ocp.args.StandardSave):
 
 
 @contextlib.contextmanager
-def locked(directory: epath.PathLike) -> Iterator[None]:
-    """Keep other processes out of a local directory; the lock ends with the process."""
-    if not os.path.isdir(directory):  # of an object store, which has no locks
-        yield
-        return
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a directory; the lock ends with the process."""
     opened = os.open(directory, os.O_RDONLY)
     try:
         lock(opened, f"{directory}: another process is training this run; wait for it or end it")
@@ -213,21 +211,19 @@ def locked(directory: epath.PathLike) -> Iterator[None]:
         os.close(opened)
 
 
-def steps_in(directory: epath.PathLike) -> list[int]:
+def steps_in(directory: Path) -> list[int]:
     """Return the steps that a directory of checkpoints holds, the oldest first."""
-    directory = epath.Path(directory)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # unlike Path.is_dir, it takes a name of any length
         return []
     names = [path.name for path in directory.iterdir() if path.name.isdecimal()]
     return sorted(int(name) for name in names if name == str(int(name)))
 
 
-def restore(directory: epath.PathLike, console: Console) -> CheckpointFolder:
+def restore(directory: Path, console: Console) -> CheckpointFolder:
     """Find the newest complete checkpoint; report damaged ones and move them aside.
 
     All processes call this. Each checks a share of the files, and reads the description.
     """
-    directory = epath.Path(directory)
     steps = json.loads(distributed.from_main(json.dumps(steps_in(directory)).encode()))
     if not steps:
         raise InputError(f"{directory}: holds no checkpoint of a run; start one without resume")
@@ -246,8 +242,7 @@ def restore(directory: epath.PathLike, console: Console) -> CheckpointFolder:
         check_one_run(directory, saved.settings, (older for older in steps if older < step))
         for name in map(str, damaged if distributed.is_main() else ()):
             aside = directory / DAMAGED / name
-            if aside.exists():
-                aside.rmtree()
+            shutil.rmtree(aside, ignore_errors=True)
             aside.parent.mkdir(exist_ok=True)
             (directory / name).rename(aside)
         return saved
@@ -255,9 +250,9 @@ def restore(directory: epath.PathLike, console: Console) -> CheckpointFolder:
     raise InputError(f"{directory}: all of its checkpoints are damaged ({names}); use a copy of it")
 
 
-def read_step(directory: epath.PathLike, step: int) -> CheckpointFolder:
+def read_step(directory: Path, step: int) -> CheckpointFolder:
     """Check the files of one step and read its description."""
-    path = epath.Path(directory) / str(step)
+    path = directory / str(step)
     try:
         with _orbax_quiet(), _errors_as(DamagedError, f"{path} is damaged"):
             settings, progress, content = _read_description(path)
@@ -270,10 +265,10 @@ def read_step(directory: epath.PathLike, step: int) -> CheckpointFolder:
     return CheckpointFolder(path, settings, progress)
 
 
-def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterable[int]) -> None:
+def check_one_run(directory: Path, newest: RunSettings, older: Iterable[int]) -> None:
     """Refuse older steps of another run than the newest one's; damaged steps are passed over."""
     for step in older:
-        path = epath.Path(directory) / str(step)
+        path = directory / str(step)
         try:
             settings, *_ = _read_description(path)
         except Exception:  # it is damaged, and nothing of it is needed
@@ -287,11 +282,9 @@ def check_one_run(directory: epath.PathLike, newest: RunSettings, older: Iterabl
             ) from error
 
 
-def _read_description(step: epath.Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
-    """Return settings, progress and the whole description."""
+def _read_description(step: Path) -> tuple[RunSettings, RunProgress, dict[str, Any]]:
     for path in (*_files(step), *_files(step.parent / START)):
-        # A FIFO, which would never end, is a file for epath; an object store has none.
-        if os.path.exists(path) and not os.path.isfile(path):
+        if not path.is_file():  # a FIFO, which would never end
             raise ValueError(f"{path.relative_to(step.parent)} is not a regular file")
     content = verified(json.loads((step / RUN).read_text()))
     version = content.get("format")
@@ -331,59 +324,42 @@ def _check_arrays(settings: RunSettings, progress: RunProgress, described: dict[
         raise InputError(f"{name} belongs to no model of its config; use a copy of the directory")
 
 
-def _check_files(step: epath.Path, files: dict[str, list[Any]]) -> None:
+def _check_files(step: Path, files: dict[str, list[Any]]) -> None:
     """Compare the digests of this process' share of the files, before orbax reads any of them."""
     for name, (size, digest) in sorted(files.items())[jax.process_index() :: jax.process_count()]:
         path = step / name
-        if not path.is_file() or path.stat().length != size:  # before a long file is read
+        if not path.is_file() or path.stat().st_size != size:  # before a long file is read
             raise ValueError(f"{name} is missing or of another size")
         if _file_digest(path) != digest:
             raise ValueError(f"{name}: its sha256 differs")
 
 
 def named_leaves(checkpoint: RunCheckpoint) -> dict[str, Any]:
-    """Return every array of a checkpoint by its path, in order; of random keys, their words."""
+    """Return every array of a checkpoint by its path, in order."""
     return {
-        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": _key_data(leaf)
+        f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf
         for part in ("state", "best_params")
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(checkpoint, part))
     }
 
 
 def _shapes(settings: RunSettings, progress: RunProgress) -> RunCheckpoint:
-    """Return the checkpoint with shapes and dtypes in the place of arrays."""
+    """Return shapes and dtypes in the place of arrays, and of the random key those of its words."""
     state = state_shapes(settings.config, settings.training_config)
+    state = state._replace(key=jax.eval_shape(jax.random.key_data, state.key))
     return RunCheckpoint(progress, state, None if progress.best_step is None else state.params)
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_data(leaf: Any) -> Any:
-    """Return an array, its shape or its sharding; of random keys, those of their words."""
-    if not _is_key(leaf):
-        return leaf
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return jax.random.key_data(leaf)
-
-
 def _described(array: Any) -> dict[str, Any]:
-    """Return dtype and shape, ready for JSON."""
     return {"dtype": str(array.dtype), "shape": list(array.shape)}
 
 
-def _files(directory: epath.Path) -> Iterator[epath.Path]:
-    """Yield everything below a directory that is not a directory, in order."""
-    for path in sorted(directory.iterdir()):
-        if path.is_dir():
-            yield from _files(path)
-        else:
-            yield path
+def _files(directory: Path) -> list[Path]:
+    """Return everything below a directory that is not a directory, in order."""
+    return sorted(path for path in directory.rglob("*") if not path.is_dir())
 
 
-def _file_digest(path: epath.Path) -> str:
+def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

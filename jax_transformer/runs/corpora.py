@@ -20,15 +20,9 @@ from jax_transformer.text import number_words
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.denoising import LONGEST_TEXT, Objective
 from jax_transformer.text.encoding import Filters, encode_text, special_ids
-from jax_transformer.text.parallel_text import Text, TextFiles, read_text
-from jax_transformer.text.prepare import (
-    CHARACTERS_OF_A_TOKEN,
-    Task,
-    corpus_task,
-    dry_run,
-    prepared_corpus,
-)
-from jax_transformer.text.samples import Vocabulary, held_out, trained_tokenizer
+from jax_transformer.text.parallel_text import Text, TextFiles
+from jax_transformer.text.prepare import CHARACTERS_OF_A_TOKEN, Task, dry_run, prepared_corpus
+from jax_transformer.text.samples import held_out, trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.tables import table_suffix
 from jax_transformer.tokenizers import LineError, Tokenizer, encode_lines
@@ -129,10 +123,7 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
         texts, validation = [training], [validation]
     else:
         texts = [with_known_facts(store, text, console) for text in _training_files(arguments)]
-        validation = [
-            read_text(text.sources, text.targets, text.reading)
-            for text in _files(arguments, "valid_")
-        ]
+        validation = [text.read() for text in _files(arguments, "valid_")]
         if not validation:
             count = held_out_count(arguments, texts[0].pairs)
             without, chosen = held_out(store, texts[0], count=count, seed=seed, console=console)
@@ -149,20 +140,22 @@ def read_corpora(arguments: Arguments, tokenizer: Tokenizer | None, console: Con
             store,
             texts,
             without,
-            Vocabulary(arguments.vocab_size, arguments.byte_fallback, arguments.sentinels),
+            vocab_size=arguments.vocab_size,
+            byte_fallback=arguments.byte_fallback,
             most_pairs=arguments.tokenizer_pairs,
             longest=CHARACTERS_OF_A_TOKEN * arguments.filters.max_length,
             seed=seed,
             console=console,
+            sentinels=arguments.sentinels,
         )
     tasks = []
     for text, prefix in zip(texts, prefixes, strict=True):
         is_plain = text.reading.documents is not None
-        task = corpus_task(
+        task = Task(
             text,
             tokenizer,
             filters=Filters(LONGEST_TEXT) if is_plain else arguments.filters,
-            left_out={"held out for validation": without},
+            held_out=without,
             drop_duplicates=arguments.drop_duplicates,
             prefix="" if is_plain else prefix,
         )
@@ -242,7 +235,6 @@ def encode_corpora(
 
 
 def _objective(arguments: Arguments, tokenizer: Tokenizer, prefix: str) -> Objective:
-    """Return what makes the examples of a plain text."""
     if tokenizer.kind == "separate":
         raise InputError("a plain text needs one tokenizer; leave target_tokenizer out")
     denoisers = arguments.denoisers()

@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jax_transformer.adapters import lora, write_adapter
-from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import generate
 from jax_transformer.errors import InputError
 from jax_transformer.evaluation import scores
@@ -27,7 +26,7 @@ from jax_transformer.storage.writing import staged_file
 from jax_transformer.text.batches import pad
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.parallel_text import Text
-from jax_transformer.text.plan import BatchSettings, plan_epoch
+from jax_transformer.text.plan import plan_epoch
 from jax_transformer.transcription.transcriber import Transcriber
 from jax_transformer.translation import alignment_plot, model_folder
 from jax_transformer.translation.model_folder import TrainedModel
@@ -57,8 +56,6 @@ class Evaluation:
 
     settings: RunSettings
     text: Text
-    tokenization: str  # sacrebleu's, for BLEU
-    exact: bool  # whether the share of exact matches is shown instead of BLEU and chrF
     console: Console
     mesh: Mesh
     validation: Corpus
@@ -68,12 +65,31 @@ class Evaluation:
         """Show scores and translations of the parameters; return the values for the log."""
         shares = {}
         if self.validation.has_texts:
-            config, training_config = self.settings.config, self.settings.training_config
-            shares = restored_shares(params, config, self.validation, training_config)
+            shares = self._restored_shares(params)
             shown = (f"{task} {share:.1%}" for task, share in shares.items())
             self.console.print(f"tokens restored exactly: {', '.join(shown)}")
         values = {f"validation_restored_{task}": share for task, share in shares.items()}
         return values | (self._translate(step, params) if self.text.targets else {})
+
+    def _restored_shares(self, params: Params) -> dict[str, float]:
+        """Return, for each denoiser, the share of its target tokens that greedy search gives.
+
+        A token counts if it stands at its place; EOS is one. Each call takes the same examples.
+        """
+        config, shares = self.settings.config, {}
+        for task, corpus in self.validation.by_task().items():
+            if not corpus.has_texts:
+                continue
+            pieces = plan_epoch(corpus, self.settings.training_config, 0)[0].pieces[:EXAMPLES]
+            sides = corpus.read_pieces(pieces).sides()
+            sources, targets = ([ids.tolist() for ids in side] for side in zip(*sides, strict=True))
+            longest = max(map(len, targets)) - 1  # BOS is given
+            src = pad(sources, config.pad_id)
+            found = generate(params, config, src, max_new_tokens=longest, beam_size=1)
+            tokens = np.asarray(found.tokens)[:, 0]
+            expected = pad([target[1:] for target in targets], -1, tokens.shape[1])
+            shares[task] = float((tokens == expected).sum() / (expected >= 0).sum())
+        return shares
 
     def _translate(self, step: int, params: Params) -> dict[str, float]:
         """Show scores and translations of the parameters; return BLEU and chrF for the log."""
@@ -90,9 +106,10 @@ class Evaluation:
             values["validation_wer"] = scores.word_error_rate(translations, self.text.targets)
             self.console.print(f"word error rate {values['validation_wer']:.2f} %")
         self.measured = step, translations
-        bleu = scores.bleu(translations, [self.text.targets], self.tokenization)
+        arguments = self.settings.arguments
+        bleu = scores.bleu(translations, [self.text.targets], arguments["bleu_tokenization"])
         chrf = scores.chrf(translations, [self.text.targets])
-        if self.exact:
+        if arguments["source"] is None and arguments["text"] is None:  # the number words
             share = scores.exact_match(translations, [self.text.targets])
             count = len(translations)
             self.console.print(f"exact match on {count:,} held-out numbers: {share:.2%}")
@@ -168,29 +185,6 @@ class Evaluation:
         best = list(translate(model, lines, **GREEDY))
         drawn = alignment_plot.alignments(model, lines, best)
         alignment_plot.draw(picture, drawn, overwrite=True)
-
-
-def restored_shares(
-    params: Params, config: TransformerConfig, validation: Corpus, settings: BatchSettings
-) -> dict[str, float]:
-    """Return, for each denoiser, the share of its target tokens that greedy search gives.
-
-    A token counts if it stands at its place; EOS is one. The examples are the same at each call.
-    """
-    shares = {}
-    for task, corpus in validation.by_task().items():
-        if not corpus.has_texts:
-            continue
-        pieces = plan_epoch(corpus, settings, 0)[0].pieces[:EXAMPLES]
-        sides = corpus.read_pieces(pieces).sides()
-        sources, targets = ([ids.tolist() for ids in side] for side in zip(*sides, strict=True))
-        longest = max(map(len, targets)) - 1  # BOS is given
-        src = pad(sources, config.pad_id)
-        found = generate(params, config, src, max_new_tokens=longest, beam_size=1)
-        tokens = np.asarray(found.tokens)[:, 0]
-        expected = pad([target[1:] for target in targets], -1, tokens.shape[1])
-        shares[task] = float((tokens == expected).sum() / (expected >= 0).sum())
-    return shares
 
 
 def draw_curves(path: Path, reports: list[dict[str, Any]]) -> None:

@@ -282,9 +282,7 @@ def _open_outputs(
         }
 
     logged = 0 if run.init_checkpoint else progress.step - len(progress.window)
-    if distributed.is_main():  # which alone writes a log
-        run.directory.mkdir(parents=True, exist_ok=True)
-    directory = run.directory if distributed.is_main() else None
+    directory = run.directory if distributed.is_main() else None  # which alone writes a log
     with (
         CheckpointWriter(run.directory / CHECKPOINTS, settings) as checkpoints,
         contextlib.closing(MetricsLog(directory, logged, run.tensorboard)) as log,
@@ -308,9 +306,7 @@ def _refuse_nonfinite(run: Run, progress: RunProgress, corpus: Corpus) -> None:
         layout = epoch_layout(corpus, training_config)
         batches = []
         for position in (*progress.skipped, *progress.nonfinite):
-            plan = plan_window(
-                corpus, training_config, layout, epoch=position.epoch, window=position.window
-            )
+            plan = plan_window(corpus, training_config, layout, position.epoch, position.window)
             pairs = plan[position.batch].members.tolist()
             batches.append(position._asdict() | {"pairs": pairs})
         replace_file(path, (json.dumps({"batches": batches}, indent=2) + "\n").encode())

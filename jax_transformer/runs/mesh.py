@@ -41,17 +41,14 @@ def sharded_epoch(
     first: tuple[int, int],
 ) -> Iterator[NumberedBatch]:
     """Yield the batches of `epoch_batches`, sharded over the mesh."""
-    local_rows = cache(partial(_local_rows, mesh=mesh))
-
-    def rows_of(planned: PlannedBatch) -> int:
-        return filled_rows(planned.rows, mesh, training_config.num_microbatches)
+    local_rows, parts = cache(partial(_local_rows, mesh=mesh)), training_config.num_microbatches
 
     def rows_to_read(planned: PlannedBatch) -> PlannedBatch:
-        rows = rows_of(planned)
+        rows = filled_rows(planned.rows, mesh, parts)
         return take_rows(planned._replace(rows=rows), local_rows(rows))
 
     for numbered in epoch_batches(corpus, training_config, layout, epoch, first, rows_to_read):
-        spread = partial(_spread, mesh, rows_of(numbered.planned))
+        spread = partial(_spread, mesh, filled_rows(numbered.planned.rows, mesh, parts))
         yield numbered._replace(batch=jax.tree.map(spread, numbered.batch))
 
 

@@ -1,7 +1,7 @@
 """The model of a run: its shape as settings, and the model or the tokenizer that it starts from."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +55,6 @@ def preset_fields(preset: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a preset in some sizes; fields that the preset itself names win over the sizes."""
     fields = TransformerConfig.preset(preset).to_dict()
     return undecided_fields({**fields, **sizes, **TransformerConfig.preset_fields(preset)})
-
-
-def named_fields(
-    model: Mapping[str, Any], preset: str | None, always: Collection[str]
-) -> dict[str, Any]:
-    """Return the fields to name beside the preset: those in `always`, and those that differ."""
-    expected = {} if preset is None else preset_fields(preset, {})
-    return {
-        name: value
-        for name, value in model.items()
-        if name in always or name not in expected or value != expected[name]
-    }
 
 
 def check_model(model: Mapping[str, Any], vocab_size: int) -> TransformerConfig:

@@ -37,7 +37,7 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterator[StopRequest]:
+def stop_requests(acknowledge: Callable[[str], object]) -> Iterator[StopRequest]:
     """Note the first SIGTERM or SIGINT within this context; a second one ends the process.
 
     Python runs a signal handler only when the main thread returns from XLA, which may take many
@@ -59,14 +59,13 @@ def stop_requests(acknowledge: Callable[[str], object] | None = None) -> Iterato
         received += 1
         if received > 1:
             os._exit(128 + number)
-        if acknowledge is not None:
-            with contextlib.suppress(OSError):  # nobody may read standard output any more
-                name = signal.Signals(number).name
-                again = "press Ctrl-C" if number == signal.SIGINT else f"send {name}"
-                acknowledge(
-                    f"{name}: stopping after {request.current_work}, the run is then saved; "
-                    f"{again} again to end at once without saving"
-                )
+        with contextlib.suppress(OSError):  # nobody may read standard output any more
+            name = signal.Signals(number).name
+            again = "press Ctrl-C" if number == signal.SIGINT else f"send {name}"
+            acknowledge(
+                f"{name}: stopping after {request.current_work}, the run is then saved; "
+                f"{again} again to end at once without saving"
+            )
 
     with received_signals(answer):
         before = {name: signal.signal(name, note) for name in SIGNALS}

@@ -11,7 +11,7 @@ from jax_transformer.runs.arguments import Arguments
 from jax_transformer.runs.corpora import Corpora, check_files, held_out_count
 from jax_transformer.runs.state import check_equal
 from jax_transformer.storage.reading import json_digest
-from jax_transformer.text.parallel_text import Text, TextFiles, read_text
+from jax_transformer.text.parallel_text import Text, TextFiles
 from jax_transformer.text.samples import held_out
 from jax_transformer.text.sound_corpus import encode_sounds
 from jax_transformer.tokenizers import Tokenizer
@@ -94,7 +94,7 @@ def _read_lists(arguments: Arguments, prefix: str) -> tuple[Text | None, list[st
     if not sources:
         return None, []
     lists = TextFiles(sources, targets, reading=arguments.reading).aligned()
-    texts = [read_text(paths[:1], paths[1:], arguments.reading) for paths in lists]
+    texts = [TextFiles(paths[:1], paths[1:], reading=arguments.reading).read() for paths in lists]
     files = [
         os.path.join(paths[0].parent, file)
         for paths, text in zip(lists, texts, strict=True)

@@ -3,10 +3,10 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked_fields
@@ -151,7 +151,7 @@ def start_files(settings: RunSettings) -> dict[str, bytes]:
     return files
 
 
-def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
+def settings_from_json(read: dict[str, Any], start: Path) -> RunSettings:
     """Return the settings; the folder `start` has the `start_files`."""
     contents = {name: _read(start / name) for name in read["tokenizer"]["files"]}
     tokenizer = from_description(read["tokenizer"], contents, "tokenizer")
@@ -173,7 +173,7 @@ def settings_from_json(read: dict[str, Any], start: epath.Path) -> RunSettings:
     )
 
 
-def _read(path: epath.Path) -> bytes:
+def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(MAX_TOKENIZER + 1)
     if len(content) > MAX_TOKENIZER:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64, Integer, UInt16
 
 from jax_transformer.errors import InputError
-from jax_transformer.text.corpus import Corpus, Tokens
+from jax_transformer.text.corpus import Corpus, Sides, Tokens
 from jax_transformer.text.plan import WINDOW_PAIRS
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 from jax_transformer.tokenizers.trained import BYTE_PAIR, BYTES, words
@@ -25,8 +25,6 @@ NO_MERGE = math.inf  # the rank of a pair that no merge joins
 EVERY_MERGE = 2**16 - 1  # the number that stands for "every possible merge is dropped"
 MOST_CACHED = 2**16  # words whose subwords are kept: some 20 MB of words of European languages
 MOST_PAIRS = 4 * WINDOW_PAIRS  # that are in memory between their plan and their batch
-
-Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]
 
 
 class BPEDropout:
@@ -74,10 +72,8 @@ class BPEDropout:
         self._ends_word = np.array(
             [token_id not in texts or texts[token_id][-1] in symbols for token_id in ids]
         )
-        self._vocab_size = tokenizer.src_vocab_size
         self._ranks = {
-            vocab[left] * self._vocab_size + vocab[right]: rank
-            for rank, (left, right) in enumerate(merges)
+            (vocab[left], vocab[right]): rank for rank, (left, right) in enumerate(merges)
         }
         self._merged = [vocab[left + right] for left, right in merges]
         thresholds = _thresholds(rate)
@@ -141,41 +137,31 @@ class BPEDropout:
 
     def _segmented(self, word: bytes, numbers: bytes, dtype: str) -> bytes:
         """Merge the characters of a word; `numbers` says how many merges are dropped at a step."""
-        merges, size = self._ranks.get, self._vocab_size
+        merges = self._ranks.get
         symbols = [c for i in np.frombuffer(word, dtype).tolist() for c in self._characters[i]]
-        ranks = [
-            merges(left * size + right, NO_MERGE) for left, right in itertools.pairwise(symbols)
-        ]
+        ranks = [merges(pair, NO_MERGE) for pair in itertools.pairwise(symbols)]
         for number in np.frombuffer(numbers, np.uint16).tolist():
-            if not ranks:
-                break
-            if number == 0:
-                rank = min(ranks)
-                place = ranks.index(rank) if rank < NO_MERGE else None
+            if number == 0 and (rank := min(ranks, default=NO_MERGE)) < NO_MERGE:
+                place = ranks.index(rank)  # the usual case, which sorts nothing
             else:
                 possible = [(rank, i) for i, rank in enumerate(ranks) if rank < NO_MERGE]
                 if number >= min(len(possible), EVERY_MERGE):
                     break
                 rank, place = sorted(possible)[number]
-            if place is None:
-                break
             symbols[place : place + 2] = [self._merged[rank]]
             del ranks[place]
             if place > 0:
-                ranks[place - 1] = merges(symbols[place - 1] * size + symbols[place], NO_MERGE)
+                ranks[place - 1] = merges((symbols[place - 1], symbols[place]), NO_MERGE)
             if place < len(ranks):
-                ranks[place] = merges(symbols[place] * size + symbols[place + 1], NO_MERGE)
+                ranks[place] = merges((symbols[place], symbols[place + 1]), NO_MERGE)
         return np.array(symbols, dtype).tobytes()
 
 
 def _thresholds(rate: float) -> Integer[np.ndarray, "numbers"]:
     """Return 2^32 rate^k for k = 1, 2, ...: below it a 32-bit number stands for k or more."""
-    thresholds = [int(rate * 2**32)]
-    power = rate
-    while thresholds[-1] and len(thresholds) < EVERY_MERGE:
-        power *= rate  # not a power function: products are the same on every platform
-        thresholds.append(int(power * 2**32))
-    return np.array(thresholds, np.int64)
+    # Products and no power function: they are the same on every platform.
+    thresholds = (np.cumprod(np.full(EVERY_MERGE, rate)) * 2**32).astype(np.int64)
+    return thresholds[: 1 + np.count_nonzero(thresholds)]
 
 
 class ResampledCorpus(Corpus):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int64, Integer, Shaped
+from jaxtyping import Int64, Integer, Shaped
 
 from jax_transformer.errors import BAD_LINES_NAMED, InputError
 from jax_transformer.storage.reading import open_regular
@@ -21,6 +21,7 @@ from jax_transformer.text.pieces import Piece
 INDEX_TYPE = np.dtype(
     [("start", "<u8"), ("source", "<u4"), ("target", "<u4"), ("crc32", "<u4")]
 )  # first id, number of source and of target ids, checksum of ids and numbers
+Sides = tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]  # source and target of a pair
 ENDLESS = 2**48  # draws from a part of a mix
 
 
@@ -31,7 +32,7 @@ class Tokens(NamedTuple):
     source_lengths: Int64[np.ndarray, "pairs"]
     target_lengths: Int64[np.ndarray, "pairs"]  # BOS and EOS included
 
-    def sides(self) -> list[tuple[Integer[np.ndarray, "_"], Integer[np.ndarray, "_"]]]:
+    def sides(self) -> list[Sides]:
         """Return the source and the target of each pair."""
         lengths = np.stack([self.source_lengths, self.target_lengths], axis=1)
         sides = np.split(self.ids, lengths.ravel().cumsum())
@@ -165,8 +166,9 @@ class Corpus:
         self.parts, self.weights = tuple(parts), tuple(weights or sizes)
         self.src_vocab_size, self.tgt_vocab_size = src_vocab_size, tgt_vocab_size
         self.pad_id = pad_id
-        self._ends = np.cumsum([part.counts.pairs for part in parts])
-        self._begins = self._ends - [part.counts.pairs for part in parts]
+        self._sizes = np.array([part.counts.pairs for part in parts])
+        self._ends = np.cumsum(self._sizes)
+        self._begins = self._ends - self._sizes
 
     @staticmethod
     def mixed(corpora: Sequence["Corpus"], weights: Sequence[float] | None = None) -> "Corpus":
@@ -188,16 +190,12 @@ class Corpus:
     def length_counts(self) -> Int64[np.ndarray, "lengths"]:
         """Pairs of an epoch by the columns of their longer side, as the weights give them."""
         total = np.zeros(1 + max(max(part.counts.lengths, default=0) for part in self.parts))
-        for part, share in zip(self.parts, self._shares(), strict=True):
+        # How often a pair of each part occurs in an epoch, on average.
+        shares = np.array(self.weights) / sum(self.weights) * len(self) / self._sizes
+        for part, share in zip(self.parts, shares, strict=True):
             for length, count in part.counts.lengths.items():
                 total[length] += count * share
         return np.rint(total).astype(np.int64)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one epoch without padding, EOS included, as the weights give them."""
-        shares = zip(self.parts, self._shares(), strict=True)
-        return round(sum(part.counts.tokens * share for part, share in shares))
 
     def with_objective(self, objective: Objective | None) -> "Corpus":
         """Return the corpus with what makes the examples of its texts; None: they are pairs."""
@@ -216,10 +214,8 @@ class Corpus:
     @property
     def longest_side(self) -> int:
         """Columns of the longest side of a pair; texts are cut."""
-        return max(
-            (max(part.counts.lengths, default=0) for part in self.parts if part.objective is None),
-            default=0,
-        )
+        lengths = (part.counts.lengths for part in self.parts if part.objective is None)
+        return max(itertools.chain(*lengths), default=0)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -312,11 +308,6 @@ class Corpus:
         for owner, part in enumerate(self.parts):
             rows[owners == owner] = part.rows(numbers[owners == owner])
         return owners, numbers, rows
-
-    def _shares(self) -> Float[np.ndarray, "parts"]:
-        """Return how often a pair of each part occurs in an epoch, on average."""
-        sizes = self._ends - self._begins
-        return np.array(self.weights) / sum(self.weights) * len(self) / sizes
 
 
 def packed_part(

@@ -17,7 +17,6 @@ from jax_transformer.errors import InputError
 Ids = Integer[np.ndarray, "_"]
 Affixes = tuple[Sequence[int], Sequence[int]]
 Key = tuple[int, ...]
-Method = Literal["spans", "suffix", "infilling", "prefix_lm"]
 DenoisingObjective = Literal["span_corruption", "ul2", "infilling", "prefix_lm"]
 
 LONGEST_TEXT = 2**12  # ids of a text that is denoised; a longer document is several texts
@@ -56,7 +55,7 @@ class Denoiser(NamedTuple):
     """
 
     name: str
-    method: Method
+    method: Literal["spans", "suffix", "infilling", "prefix_lm"]
     density: float = 0.0
     mean_length: float = 1.0
     prefix: str = ""

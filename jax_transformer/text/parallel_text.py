@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import math
-import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +32,6 @@ LINES_OF_A_DOCUMENT = 2**8  # so many times fewer documents are read at a time
 # A document is a line, or what stands between "blank_lines"; or lines are "joined": an example may
 # go on from one to the next.
 Documents = Literal["lines", "blank_lines", "joined"]
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class Reading(NamedTuple):
@@ -215,6 +213,27 @@ class TextFiles:
                 yield block
                 first = block.first + len(block.sources)
 
+    def read(self) -> Text:
+        """Return the whole text; drop and count the pairs with a blank side.
+
+        A line above `LONGEST_LINE` bytes is a bad line here.
+        """
+        pairs, bad, lines = [], [], 0
+        for block in self.blocks(BLOCK_PAIRS):
+            for place, pair in enumerate(block.pairs()):
+                if has_text(pair):
+                    pairs.append(pair)
+                elif not isinstance(pair, tuple):
+                    error = pair or overlong_line(block.place(place), LONGEST_LINE)
+                    if self.reading.bad_lines == "refuse":
+                        raise error
+                    bad.append(error.place)
+            lines += len(block.sources)
+        if not pairs:
+            raise no_pairs(self.names, lines)
+        dropped_empty = lines - len(pairs) - len(bad)
+        return Text(*zip(*pairs, strict=True), dropped_empty=dropped_empty, bad_lines=tuple(bad))
+
     def with_facts(self, earlier: Sequence[FileFacts] = ()) -> TextFiles:
         """Return the text with the facts of its files; only a changed file is read again."""
         read = {(fact.path, fact.state): fact for fact in earlier}
@@ -246,31 +265,6 @@ class TextFiles:
                 )
 
 
-def read_text(
-    source_paths: Paths, target_paths: Paths = (), reading: Reading = USUAL_READING
-) -> Text:
-    """Read files as `TextFiles` names them; drop and count the pairs with a blank side.
-
-    A line above `LONGEST_LINE` bytes is a bad line here.
-    """
-    files = TextFiles(_as_paths(source_paths), _as_paths(target_paths), reading=reading)
-    pairs, bad, lines = [], [], 0
-    for block in files.blocks(BLOCK_PAIRS):
-        for place, pair in enumerate(block.pairs()):
-            if has_text(pair):
-                pairs.append(pair)
-            elif not isinstance(pair, tuple):
-                error = pair or overlong_line(block.place(place), LONGEST_LINE)
-                if reading.bad_lines == "refuse":
-                    raise error
-                bad.append(error.place)
-        lines += len(block.sources)
-    if not pairs:
-        raise no_pairs(files.names, lines)
-    dropped_empty = lines - len(pairs) - len(bad)
-    return Text(*zip(*pairs, strict=True), dropped_empty=dropped_empty, bad_lines=tuple(bad))
-
-
 def has_text(pair: tuple[str, ...] | BadLine | None) -> bool:
     """Return whether no side of a pair is blank, and it is neither overlong nor a bad line."""
     return isinstance(pair, tuple) and not any(map(is_blank, pair))
@@ -280,10 +274,6 @@ def no_pairs(names: str, lines: int) -> InputError:
     """Return the error for a text in which each pair has a blank side."""
     fault = f"hold no pair with text on both sides in {lines:,} lines"
     return InputError(f"{names} {fault}; name other files")
-
-
-def _as_paths(paths: Paths) -> tuple[Path, ...]:
-    return tuple(map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths))
 
 
 def _file_blocks(

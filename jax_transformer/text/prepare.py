@@ -6,6 +6,7 @@ text are done, the manifest has another name, and counts them.
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -18,7 +19,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -43,6 +44,7 @@ from jax_transformer.text.text_files import BadLine
 from jax_transformer.tokenizers import Tokenizer, from_text, to_text
 
 IDS, INDEX = "ids", "index"
+HELD_OUT = "held out for validation"
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 # A side with more characters for each token of max_length is too long; it is not encoded.
 CHARACTERS_OF_A_TOKEN = 64
@@ -50,51 +52,30 @@ DIGEST_BYTES = 16  # among 10**12 pairs, two differing ones share a digest with 
 PARTITIONS = 256  # files, one for each first byte of a digest
 
 
-class Task(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Task:
     """A corpus to prepare."""
 
     text: Text | TextFiles
-    left_out: dict[str, Int64[np.ndarray, "_"]]  # numbers of pairs, ascending, by the reason
-    filters: Filters
     tokenizer: Tokenizer
-    key: str  # digest of all this
+    filters: Filters
+    held_out: Int64[np.ndarray, "_"]  # numbers of the pairs for validation, ascending
+    drop_duplicates: bool = False
     prefix: str = ""  # before each source of a pair
-    drop_duplicates: bool = False  # `without_duplicates` finds them
 
-
-def corpus_task(
-    text: Text | TextFiles,
-    tokenizer: Tokenizer,
-    filters: Filters,
-    left_out: dict[str, Int64[np.ndarray, "_"]],
-    drop_duplicates: bool,
-    prefix: str = "",
-) -> Task:
-    """Return a corpus to prepare."""
-    recipe = {
-        "format": FORMAT,
-        "text": text.sha256,
-        "tokenizer": tokenizer.digest(),
-        "filters": filters._asdict(),
-        "left_out": {
-            reason: hashlib.sha256(numbers.tobytes()).hexdigest()
-            for reason, numbers in left_out.items()
-        },
-        "drop_duplicates": drop_duplicates,
-        **({"prefix": prefix} if prefix else {}),
-    }
-    key = json_digest(recipe)
-    return Task(text, left_out, filters, tokenizer, key, prefix, drop_duplicates)
-
-
-def without_duplicates(store: Path, task: Task, console: Console) -> Task:
-    """Return a task that leaves out its duplicates, if they are dropped."""
-    if not task.drop_duplicates:
-        return task
-    scratch = store / "duplicates" / task.key
-    with locked(scratch, console):
-        repeated = repeated_pairs(task.text.blocks(BLOCK_PAIRS), scratch)
-    return task._replace(left_out=task.left_out | {"dropped as duplicates": repeated})
+    @functools.cached_property
+    def key(self) -> str:
+        """Digest of all this."""
+        recipe = {
+            "format": FORMAT,
+            "text": self.text.sha256,
+            "tokenizer": self.tokenizer.digest(),
+            "filters": self.filters._asdict(),
+            "left_out": {HELD_OUT: hashlib.sha256(self.held_out.tobytes()).hexdigest()},
+            "drop_duplicates": self.drop_duplicates,
+            **({"prefix": self.prefix} if self.prefix else {}),
+        }
+        return json_digest(recipe)
 
 
 def repeated_pairs(blocks: Iterable[Block], folder: Path) -> Int64[np.ndarray, "_"]:
@@ -144,10 +125,9 @@ def prepared_corpus(store: Path, task: Task, console: Console) -> Corpus:
     """Return a prepared corpus; prepare it, if it is not there."""
     folder = corpus_folder(store, task.key)
     if not (folder / MANIFEST).exists():
-        task = without_duplicates(store, task, console)
         with locked(folder, console):
             if not (folder / MANIFEST).exists():
-                return prepare(task, folder, console)
+                return prepare(store, task, folder, console)
     return open_folder(folder)
 
 
@@ -156,7 +136,7 @@ def corpus_folder(store: Path, key: str) -> Path:
     return store / "corpora" / key[:32]
 
 
-def prepare(task: Task, folder: Path, console: Console) -> Corpus:
+def prepare(store: Path, task: Task, folder: Path, console: Console) -> Corpus:
     """Encode a text into a locked folder; go on where an earlier call was killed."""
     unfinished = folder / UNFINISHED
     blocks, counts = 0, NOTHING
@@ -164,7 +144,7 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
         manifest = read_entry(unfinished, dict[str, Any], again(folder))
         blocks, counts = manifest["blocks"], _counts(manifest)
     with one_line_faults(folder):
-        for part in _encoded(task, blocks, counts.read, console):
+        for part in _encoded(store, task, blocks, counts.read, console):
             start = counts.tokens + counts.pairs
             part.index["start"] += np.uint64(start)
             _append(folder / IDS, start, part.ids)
@@ -188,8 +168,8 @@ def prepare(task: Task, folder: Path, console: Console) -> Corpus:
 
 def dry_run(store: Path, task: Task, console: Console) -> Counts:
     """Encode a text and write nothing; return what would be kept."""
-    task, counts = without_duplicates(store, task, console), NOTHING
-    for part in _encoded(task, 0, 0, console):
+    counts = NOTHING
+    for part in _encoded(store, task, 0, 0, console):
         counts = counts.plus(part.counts)
     _check_kept(task, counts)
     return counts
@@ -236,20 +216,21 @@ def _check_kept(task: Task, counts: Counts) -> None:
     )
 
 
-def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[Part]:
+def _encoded(store: Path, task: Task, blocks: int, pairs: int, console: Console) -> Iterator[Part]:
     """Encode the blocks of a text in order, after those that are done with their pairs."""
+    left_out = {HELD_OUT: task.held_out}
+    if task.drop_duplicates:
+        scratch = store / "duplicates" / task.key
+        with locked(scratch, console):
+            repeated = repeated_pairs(task.text.blocks(BLOCK_PAIRS), scratch)
+        left_out["dropped as duplicates"] = repeated
     tokenizer, seed = to_text(task.tokenizer), zlib.crc32(task.key.encode())
 
     def works() -> Iterator[Callable[[], Part]]:
         for block in itertools.islice(task.text.blocks(BLOCK_PAIRS), blocks, None):
+            places = _places(left_out, block)
             yield functools.partial(
-                encode_block,
-                block,
-                _places(task, block),
-                task.filters,
-                tokenizer,
-                seed=seed,
-                prefix=task.prefix,
+                encode_block, block, places, task.filters, tokenizer, seed, task.prefix
             )
 
     with Progress(
@@ -266,12 +247,12 @@ def _encoded(task: Task, blocks: int, pairs: int, console: Console) -> Iterator[
             yield part
 
 
-def _places(task: Task, block: Block) -> dict[int, str]:
+def _places(left_out: dict[str, Int64[np.ndarray, "_"]], block: Block) -> dict[int, str]:
     """Return why pairs of a block are left out, by their places."""
     span = [block.first, block.first + len(block.sources)]
     return {
         number - block.first: reason
-        for reason, numbers in task.left_out.items()
+        for reason, numbers in left_out.items()
         for number in numbers[slice(*np.searchsorted(numbers, span))].tolist()
     }
 

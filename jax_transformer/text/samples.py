@@ -5,7 +5,7 @@ import itertools
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 import numpy as np
@@ -83,36 +83,31 @@ def chosen_pairs(
         yield from zip(chosen, block.pairs([n - block.first for n in chosen]), strict=True)
 
 
-class Vocabulary(NamedTuple):
-    """Which tokenizer is trained."""
-
-    size: int  # most entries
-    byte_fallback: bool  # whether it has the 256 bytes
-    sentinels: int = 0  # 0: a byte-pair encoding; more: a unigram model with tokens for denoising
-
-
 def trained_tokenizer(
     store: Path,
     texts: list[Text | TextFiles],
     without: Int64[np.ndarray, "_"],
-    vocabulary: Vocabulary,
+    vocab_size: int,
+    byte_fallback: bool,
     most_pairs: int,
     longest: int,
     seed: int,
     console: Console,
+    sentinels: int = 0,
 ) -> Tokenizer:
     """Return the tokenizer of texts, trained on a seeded sample of `most_pairs` pairs.
 
-    It sees no line of more than `longest` characters (documents are cut), and of the first text
+    It is a byte-pair encoding, or with `sentinels` a unigram model with tokens for denoising. It
+    sees no line of more than `longest` characters (documents are cut), and of the first text
     none of the pairs whose numbers `without` has, ascending.
     """
     recipe = {
         "format": FORMAT,
         "texts": [text.sha256 for text in texts],
         "without": hashlib.sha256(without.tobytes()).hexdigest(),
-        "vocab_size": vocabulary.size,
-        "byte_fallback": vocabulary.byte_fallback,
-        **({"sentinels": vocabulary.sentinels} if vocabulary.sentinels else {}),
+        "vocab_size": vocab_size,
+        "byte_fallback": byte_fallback,
+        **({"sentinels": sentinels} if sentinels else {}),
         "pairs": most_pairs,
         "longest": longest,
         "longest_word": LONGEST_WORD,
@@ -141,15 +136,14 @@ def trained_tokenizer(
 
     def train() -> str:
         with console.status("training the tokenizer"):
-            size, byte_fallback = vocabulary.size, vocabulary.byte_fallback
-            if vocabulary.sentinels:
-                names = [SENTINEL.format(number) for number in range(vocabulary.sentinels)]
+            if sentinels:
+                names = [SENTINEL.format(number) for number in range(sentinels)]
                 tokens = [*names, *MODE_TOKENS]
                 tokenizer = train_unigram(
-                    lines(), size, special_tokens=tokens, byte_fallback=byte_fallback
+                    lines(), vocab_size, special_tokens=tokens, byte_fallback=byte_fallback
                 )
             else:
-                tokenizer = train_byte_pair(lines(), size, byte_fallback=byte_fallback)
+                tokenizer = train_byte_pair(lines(), vocab_size, byte_fallback=byte_fallback)
         if left_out:
             console.print(
                 f"{left_out:,} lines left out of the training of the tokenizer: of more "

@@ -6,7 +6,6 @@ import functools
 import io
 import lzma
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,9 +74,7 @@ def check_lines(path: str | os.PathLike[str]) -> None:
 def open_stream(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a text that is read once: a file as `open_text` does, or a FIFO, for which it waits."""
     with errors_naming(Path(path), FAULT, OSError):
-        if not stat.S_ISFIFO(os.stat(path).st_mode):
-            return open_text(path)
-        return Path(path).open("rb")
+        return Path(path).open("rb") if Path(path).is_fifo() else open_text(path)
 
 
 def count_lines(path: str | os.PathLike[str]) -> int:

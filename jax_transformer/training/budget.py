@@ -36,7 +36,6 @@ OF_A_STATE = 8  # float32 numbers that the scan of a recurrence keeps of each; m
 # those of the base model, and for how many steps the paper trains them (section 5.2).
 SIZES = {"base": ({}, 100_000), "big": ({"d_model": 1024, "num_heads": 16, "d_ff": 4096}, 300_000)}
 
-
 HALF_PRECISION = TrainingConfig(compute_dtype="bfloat16")
 
 
@@ -66,7 +65,6 @@ class Budget(NamedTuple):
     loss: float  # bytes beside the activations: 0 unless the loss is computed in parts
     activations: dict[str, float]  # bytes kept for the backward pass, for each value of remat
     flops: float  # of the matrix products on all devices, as if nothing were frozen
-    flops_per_token: float  # for each target token, padding included
 
     def total(self, remat: str) -> float:
         """Return all bytes on a device."""
@@ -102,7 +100,6 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         head = config.d_model * config.tgt_vocab_size
         loss = BYTES[training.compute_dtype] * logits + 4 * head
     per_row = activations_per_row(config, workload, mesh.shape["tensor"], parts)
-    flops = step_flops(config, rows, workload.length)
     return Budget(
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         num_devices=mesh.size,
@@ -112,8 +109,7 @@ def budget(config: TransformerConfig, workload: Workload) -> Budget:
         adam_moments=4 * ADAM_MOMENTS * trained,
         loss=loss,
         activations={remat: rows_on_device * size for remat, size in per_row.items()},
-        flops=flops,
-        flops_per_token=flops / (rows * workload.length),
+        flops=step_flops(config, rows, workload.length),
     )
 
 
@@ -185,7 +181,6 @@ def compile_step(
 
 
 def _parameters_on_device(params: Params, mesh: AbstractMesh, config: TransformerConfig) -> float:
-    """Return how many numbers of these parameters a device holds."""
     laid = jax.tree.leaves(parameter_shardings(mesh, params, config))
     leaves = zip(laid, jax.tree.leaves(params), strict=True)
     return float(sum(math.prod(one.shard_shape(leaf.shape)) for one, leaf in leaves))

@@ -18,12 +18,9 @@ Share = Annotated[float, Meta(ge=0, lt=1)]
 TeacherWeight = Annotated[float, Meta(gt=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0.01, le=100)]
 
-Schedule = Literal["noam", "inverse_square_root", "t5", "cosine", "constant"]
-Optimizer = Literal["adam", "adafactor", "muon"]
 Objective = Literal["translation", "span_corruption", "ul2", "infilling", "prefix_lm"]
 Batching = Literal["buckets", "packed"]
 ComputeDtype = Literal["float32", "bfloat16"]
-Criterion = Literal["loss", "bleu", "chrf", "wer"]
 
 # Settings that have an effect only beside certain values of another one.
 ACTS_WITH = {
@@ -123,12 +120,12 @@ class TrainingConfig:
     """
 
     steps: Count = field(default=2600, metadata=CHANGEABLE)
-    schedule: Schedule = "noam"
+    schedule: Literal["noam", "inverse_square_root", "t5", "cosine", "constant"] = "noam"
     warmup_steps: Count = 600
     learning_rate_factor: Positive = 0.6
     learning_rate: Positive | None = None
     cooldown_steps: Annotated[int, Meta(ge=0, le=LARGEST)] = field(default=0, metadata=CHANGEABLE)
-    optimizer: Optimizer = "adam"
+    optimizer: Literal["adam", "adafactor", "muon"] = "adam"
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.98
     adam_epsilon: Positive = 1e-9
@@ -157,7 +154,7 @@ class TrainingConfig:
     bucket_count: Count = 7
     pack_length: Count = 128
     evaluation_interval: Count = field(default=325, metadata=CHANGEABLE)
-    select_by: Criterion = "loss"
+    select_by: Literal["loss", "bleu", "chrf", "wer"] = "loss"
     patience: Count | None = field(default=None, metadata=CHANGEABLE)
     keep_checkpoints: Count = field(default=3, metadata=CHANGEABLE)
     bpe_dropout: Share = 0.0

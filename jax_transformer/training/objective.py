@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,35 +49,10 @@ def batch_loss(
         config, output_projection="none", output_bias=False, output_scale="none"
     )
     of_body = {name: part for name, part in params.items() if name != "output_projection"}
-    models = [(of_body, body, dropout_key)]
+    hidden = decode_batch(of_body, batch, body, execution, dropout_key)
     if teacher is not None:
         check_teacher(teacher, config)
-        models.append((teacher.params, teacher.config, None))
-    decoded = []  # the hidden states, then the logits of a teacher
-    for model_params, model_config, key in models:
-        masks = batch_masks(batch, model_config)
-        memory = encode(
-            model_params,
-            model_config,
-            batch.src,
-            masks.src_mask,
-            src_positions=masks.src_positions,
-            dropout_key=key,
-            execution=execution,
-        )
-        hidden = decode(
-            model_params,
-            model_config,
-            batch.tgt_in,
-            memory,
-            tgt_mask=masks.tgt_mask,
-            src_mask=masks.memory_mask,
-            tgt_positions=masks.tgt_positions,
-            dropout_key=key,
-            execution=execution,
-        )
-        decoded.append(hidden)
-    hidden, teacher_logits = decoded[0], decoded[-1]
+        teacher_logits = decode_batch(teacher.params, batch, teacher.config, execution)
 
     def loss(
         head: Params, hidden: Float[Array, "rows part D"], targets: Int[Array, "rows part"]
@@ -208,34 +182,49 @@ def check_packs(config: TransformerConfig) -> None:
         raise InputError("sources of sound cannot be trained packed; set batching='buckets'")
 
 
-class BatchMasks(NamedTuple):
-    """Masks and positions of a batch, as `encode` and `decode` take them."""
-
-    src_mask: SegmentMask | None
-    tgt_mask: SegmentMask | None
-    memory_mask: SegmentMask | None
-    src_positions: Int[Array, "rows length"] | None = None
-    tgt_positions: Int[Array, "rows length"] | None = None
-
-
-def batch_masks(batch: Batch, config: TransformerConfig) -> BatchMasks:
-    """Return the masks and positions with which each pair of a row has what it has alone.
+def decode_batch(
+    params: Params,
+    batch: Batch,
+    config: TransformerConfig,
+    execution: Execution = DEFAULT_EXECUTION,
+    dropout_key: PRNGKeyArray | None = None,
+) -> Float[Array, "rows length _"]:
+    """Return what `decode` returns of a batch; each pair of a row has what it has alone.
 
     In a packed row, attention stays inside a segment: a target segment attends to the source
     segment of the same number. Positions start at 0 in each segment.
     """
     check_rows("tgt", batch.tgt_in, batch.src.shape[0], "src")
+    tgt_mask = src_positions = tgt_positions = None
     if batch.src_segments is None:
-        src_mask = source_mask(batch.src, config)
-        return BatchMasks(src_mask=src_mask, tgt_mask=None, memory_mask=src_mask)
-    check_packs(config)
-    src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
-    return BatchMasks(
-        src_mask=SegmentMask(src_segments, src_segments),
-        tgt_mask=SegmentMask(tgt_segments, tgt_segments, causal=True),
-        memory_mask=SegmentMask(src_segments, tgt_segments),
-        src_positions=segment_positions(src_segments),
-        tgt_positions=segment_positions(tgt_segments),
+        src_mask = memory_mask = source_mask(batch.src, config)
+    else:
+        check_packs(config)
+        src_segments, tgt_segments = map(jnp.asarray, (batch.src_segments, batch.tgt_segments))
+        src_mask = SegmentMask(src_segments, src_segments)
+        tgt_mask = SegmentMask(tgt_segments, tgt_segments, causal=True)
+        memory_mask = SegmentMask(src_segments, tgt_segments)
+        src_positions = segment_positions(src_segments)
+        tgt_positions = segment_positions(tgt_segments)
+    memory = encode(
+        params,
+        config,
+        batch.src,
+        src_mask,
+        src_positions=src_positions,
+        dropout_key=dropout_key,
+        execution=execution,
+    )
+    return decode(
+        params,
+        config,
+        batch.tgt_in,
+        memory,
+        tgt_mask=tgt_mask,
+        src_mask=memory_mask,
+        tgt_positions=tgt_positions,
+        dropout_key=dropout_key,
+        execution=execution,
     )
 
 

@@ -31,9 +31,8 @@ def learning_rate_schedule(
     The rate grows linearly for `warmup_steps`; with "t5" it is then constant. After that, at step n
     counted from 1, it is the peak times a share: 1 ("constant"), sqrt(warmup_steps / n)
     ("inverse_square_root", "noam" and "t5"), or a half cosine that reaches 0 at `steps` ("cosine").
-    The peak of "noam" is
-    factor / sqrt(d_model * warmup_steps) (section 5.3). Over the last `cooldown_steps` the rate is
-    also multiplied by a line that falls to 0.
+    The peak of "noam" is factor / sqrt(d_model * warmup_steps) (section 5.3). Over the last
+    `cooldown_steps` the rate is also multiplied by a line that falls to 0.
     """
     warmup, schedule = training_config.warmup_steps, training_config.schedule
     peak = training_config.learning_rate or USUAL_RATE

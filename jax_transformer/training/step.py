@@ -17,7 +17,7 @@ from jax_transformer.adapters import lora
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked
 from jax_transformer.errors import InputError, shorten
-from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for
+from jax_transformer.kernels.attention_backend import AttentionChoice, choose_for, execution_on
 from jax_transformer.kernels.compiler_options import compiler_options
 from jax_transformer.kernels.execution import DEFAULT_EXECUTION, Execution
 from jax_transformer.model.checks import check_config, check_decoder, check_execution
@@ -356,22 +356,11 @@ def batch_shapes(
 
 
 def attention_choice(
-    device: jax.Device,
-    config: TransformerConfig,
-    training_config: TrainingConfig,
-    trains: bool = True,
+    device: jax.Device, config: TransformerConfig, training_config: TrainingConfig
 ) -> AttentionChoice:
-    """Return which implementation of attention a run uses on a device, and why.
-
-    Args:
-        trains: Whether attention weights may be dropped: they are not in an evaluation.
-    """
-    return choose_for(
-        device,
-        training_config.compute_dtype,
-        config,
-        dropped=trains and config.attention_dropout_rate > 0,
-    )
+    """Return which implementation of attention a training step uses on a device, and why."""
+    dropped = config.attention_dropout_rate > 0
+    return choose_for(device, training_config.compute_dtype, config, dropped)
 
 
 def training_execution(
@@ -419,9 +408,7 @@ def sharded_evaluation_step(
     mesh: Mesh, config: TransformerConfig, training_config: TrainingConfig
 ) -> EvaluationStep:
     """Return `make_evaluation_step` for a mesh, compiled."""
-    device = mesh.devices.flat[0]
-    attention = attention_choice(device, config, training_config, trains=False).implementation
-    execution = Execution.for_platform(device.platform, attention=attention)
+    execution = execution_on(mesh.devices.flat[0], training_config.compute_dtype, config)
     params = state_shardings(mesh, config, training_config).params
     return jax.jit(
         make_evaluation_step(config, training_config, execution, mesh.abstract_mesh),

@@ -22,7 +22,7 @@ from jax_transformer.storage import weights as files
 from jax_transformer.storage.reading import file_digest
 from jax_transformer.storage.weights.shards import read_weights
 from jax_transformer.storage.yaml_file import read_yaml
-from jax_transformer.text.parallel_text import TextFiles, read_text
+from jax_transformer.text.parallel_text import TextFiles
 from jax_transformer.text.prepare import open_folder
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import count_lines, open_stream, open_text
@@ -62,7 +62,7 @@ READERS = {
     "lines": ("text", count_lines),
     "open text": ("text", open_text),
     "training text": ("text", training_text),
-    "validation text": ("text", lambda path: read_text(path, path)),
+    "validation text": ("text", lambda path: TextFiles((path,), (path,)).read()),
     "manifest": ("manifest.json", lambda path: open_folder(path.parent)),
     "log": ("metrics.jsonl", read_metrics),
     "nonfinite batches": ("nonfinite_batches.json", lambda path: read_nonfinite(path.parent)),

@@ -17,6 +17,7 @@ from jax_transformer.kernels.segments import SegmentMask, as_boolean_mask
 from jax_transformer.model import functional
 from jax_transformer.runtime.sharding import AXES, AXIS_TYPES
 from jax_transformer.text.batches import Batch
+from jax_transformer.training.objective import decode_batch
 from tests.kernels.test_attention_backend import (
     BATCH,
     HEAD_DIM,
@@ -24,7 +25,7 @@ from tests.kernels.test_attention_backend import (
     check_attention,
     draw,
 )
-from tests.models import decode_batch, random_params, random_tokens, shallow_config, small_config
+from tests.models import random_params, random_tokens, shallow_config, small_config
 from tests.parity.ladder import error
 from tests.tiers import tiered, tiered_rows
 

@@ -132,7 +132,9 @@ def plain_task(
 
 def named_arrays(checkpoint: RunCheckpoint) -> dict[str, np.ndarray]:
     """Return copies of a checkpoint's whole arrays by their paths; a random key as its words."""
-    return {name: distributed.to_host(leaf) for name, leaf in named_leaves(checkpoint).items()}
+    state = checkpoint.state._replace(key=jax.random.key_data(checkpoint.state.key))
+    leaves = named_leaves(checkpoint._replace(state=state))
+    return {name: distributed.to_host(leaf) for name, leaf in leaves.items()}
 
 
 def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> None:
@@ -158,7 +160,10 @@ def train_or_resume(directory: Path, task: Task, mesh: str | None = None) -> Non
                 file.write(json.dumps([first, *process, pairs]) + "\n")
             yield numbered
 
-    with mock.patch.object(training_mesh, "epoch_batches", noted), stop_requests() as stop:
+    with (
+        mock.patch.object(training_mesh, "epoch_batches", noted),
+        stop_requests(lambda line: None) as stop,
+    ):
         try:
             run = loop.Run(directory, settings, saved, stop, mesh=make_mesh(mesh))
             loop.train(run, training, held_out, console)

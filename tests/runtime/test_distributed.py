@@ -42,7 +42,8 @@ try:
     assert distributed.is_main() == (index == 0)
     total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))
     step, stopped = 0, None
-    with stop_requests() as stop, distributed.step_watchdog(lost_after) as watchdog:
+    silent = stop_requests(lambda line: None)
+    with silent as stop, distributed.step_watchdog(lost_after) as watchdog:
         while stopped is None:
             assert float(total(rows)) == 15
             step += 1

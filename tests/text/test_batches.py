@@ -71,7 +71,7 @@ def test_a_pair_with_an_overlong_side_is_dropped_and_counted(tokenizer):
     kept = [(len(s), len(t) - 1) for s, t in sides(encoded)]
     assert kept == [(19, 19), (19, 20), (20, 19), (20, 20)]
     assert encoded.counts.dropped == {"dropped as too long": 12}
-    assert encoded.tokens == 4 * 19 + 4 * 20
+    assert encoded.counts.tokens == 4 * 19 + 4 * 20
 
 
 def test_the_report_counts_what_is_kept_dropped_and_unknown(tokenizer):

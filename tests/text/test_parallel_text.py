@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jax_transformer.errors import InputError
 from jax_transformer.text import parallel_text
-from jax_transformer.text.parallel_text import Reading, Text, TextFiles, read_text
+from jax_transformer.text.parallel_text import Reading, Text, TextFiles
 from jax_transformer.text.text_files import LONGEST_LINE, BadLine, count_lines
 from tests.text.texts import FORMS, SKIP, memory_below, read_lines
 
@@ -224,14 +224,14 @@ def test_files_without_a_pair_are_refused(write):
         *((b"a\n", "\u200b\n".encode()), ("\u00ad\u2060 \ufe0f\n".encode(), b"a\n")),
     ):
         with pytest.raises(InputError, match="no pair"):
-            read_text(write("source", source), write("target", target))
+            TextFiles((write("source", source),), (write("target", target),)).read()
 
 
 def test_pairs_of_a_tsv_file_and_of_two_files_are_one_text(write):
-    sources = [write("source1", b"a\n"), write("source2", b" \nc\n")]
-    targets = [write("target1", b"A\n"), write("target2", b"B\nC\n")]
-    assert read_text(sources, targets) == Text(("a", "c"), ("A", "C"), dropped_empty=1)
-    assert read_text(str(write("one.tsv", b" \tB\nc\tC\n"))) == Text(("c",), ("C",), 1)
+    sources = write("source1", b"a\n"), write("source2", b" \nc\n")
+    targets = write("target1", b"A\n"), write("target2", b"B\nC\n")
+    assert TextFiles(sources, targets).read() == Text(("a", "c"), ("A", "C"), dropped_empty=1)
+    assert TextFiles((write("one.tsv", b" \tB\nc\tC\n"),)).read() == Text(("c",), ("C",), 1)
 
     pairs = write("pairs.tsv", b"a\tA\nb\tB\n"), write("more.tsv.gz", gzip.compress(b"d\tD\n"))
     source, target = write("source", b"c\n"), write("target", b"C\n")
@@ -241,7 +241,7 @@ def test_pairs_of_a_tsv_file_and_of_two_files_are_one_text(write):
     found = [pair for block in blocks for pair in block.pairs()]
     assert found == [("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")]
     assert (text.pairs, len(text.facts)) == (4, 4)
-    assert read_text([pairs[0], source], target).sources == ("a", "b", "c")
+    assert TextFiles((pairs[0], source), (target,)).read().sources == ("a", "b", "c")
     write("target", b"C\nD\n")
     with pytest.raises(InputError, match="must be line-aligned but have 1 and 2 lines"):
         TextFiles((pairs[0], source, pairs[1]), (target,)).with_facts()
@@ -296,9 +296,9 @@ def test_bad_lines_shift_no_pair(tmp_path_factory, lines, tsv):
     assert [int(error.place.split(":")[1]) for error in errors] == bad
     if bad:
         with pytest.raises(BadLine, match="or set bad_lines to 'skip'"):
-            read_text(paths[0], paths[1:])
+            TextFiles((paths[0],), (*paths[1:],)).read()
     if expected:
-        text = read_text(paths[0], paths[1:], SKIP)
+        text = files.read()
         assert list(zip(text.sources, text.targets, strict=True)) == expected
         assert (len(text.bad_lines), text.dropped_empty) == (len(bad), 0)
 
@@ -313,7 +313,7 @@ def test_how_files_are_read_is_part_of_their_digest(write):
 def test_an_overlong_line_is_refused_by_place(write):
     source, target = write("source", b"a\nb\n"), write("target", b"a\n" + b"b" * (LONGEST_LINE + 1))
     with pytest.raises(InputError) as refusal:
-        read_text(source, target)
+        TextFiles((source,), (target,)).read()
     assert str(refusal.value).startswith(f"{source} or {target}:2: is longer than 1,048,576 bytes")
-    skipped = read_text(source, target, SKIP)
+    skipped = TextFiles((source,), (target,), reading=SKIP).read()
     assert skipped == Text(("a",), ("a",), bad_lines=(f"{source} or {target}:2",))

@@ -211,7 +211,7 @@ def test_the_ids_are_read_once_by_all_processes_together(folder, batching, proce
     assert layout.windows == 3
     expected = list(epoch_batches(corpus, settings, layout, 0))
     index = 300 * INDEX_TYPE.itemsize
-    ids = corpus.tokens + len(corpus)  # of one byte
+    ids = corpus.counts.tokens + len(corpus)  # of one byte
     assert bytes_read == [index + index + ids]  # for the plan, and for the batches
 
     batches = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_transformer import InputError
-from jax_transformer.text.parallel_text import Reading, Text, TextFiles, read_text
+from jax_transformer.text.parallel_text import Reading, Text, TextFiles
 from jax_transformer.text.text_files import LONGEST_LINE, BadLine
 from tests.text.texts import corpus, task
 
@@ -41,7 +41,7 @@ TABLES = {
 def test_two_columns_are_a_text(tmp_path, name):
     content, columns = TABLES[name]
     (tmp_path / name).write_bytes(content)
-    assert read_text(tmp_path / name, reading=Reading(columns)) == EXPECTED
+    assert TextFiles((tmp_path / name,), reading=Reading(columns)).read() == EXPECTED
     text = TextFiles((tmp_path / name,), reading=Reading(columns)).with_facts()
     assert text.pairs == 3
     assert [block.first for block in text.blocks(2)] == [0, 2]
@@ -91,12 +91,12 @@ def test_a_bad_record_is_named_or_skipped(tmp_path, name):
     good = b'{"de": "e", "en": "f"}\n' if path.suffix == ".jsonl" else b"e,f\n"
     path.write_bytes(content + good * (name != "open.csv"))
     with pytest.raises(BadLine, match=fault) as refusal:
-        read_text(path, reading=Reading(NAMES))
+        TextFiles((path,), reading=Reading(NAMES)).read()
     assert refusal.value.place.startswith(f"{path}:{number}")
     assert str(refusal.value).endswith(", or set bad_lines to 'skip'")
     sent = pickle.loads(pickle.dumps(refusal.value))  # to another process
     assert (sent.place, str(sent)) == (refusal.value.place, str(refusal.value))
-    text = read_text(path, reading=Reading(NAMES, "skip"))
+    text = TextFiles((path,), reading=Reading(NAMES, "skip")).read()
     assert text.sources == ("a", "e")[: 2 - (name == "open.csv")]
     assert text.bad_lines == (refusal.value.place,)
 
@@ -128,7 +128,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(
 ):
     (path := tmp_path / name).write_bytes(header + b"\na,b\n")
     with pytest.raises(InputError, match=message):
-        read_text(path, reading=Reading(columns))
+        TextFiles((path,), reading=Reading(columns)).read()
     with pytest.raises(
         InputError, match=rf"a \{path.suffix} file holds pairs; name it as a source"
     ):
@@ -139,7 +139,8 @@ def test_records_of_plain_text_are_documents(tmp_path):
     path, documents = tmp_path / "text.jsonl", ("eins\nzwei\tdrei", "vier")
     path.write_text("".join(json.dumps({"text": each, "url": ""}) + "\n" for each in documents))
     for unit in ("lines", "blank_lines", "joined"):
-        assert read_text(path, reading=Reading(("text",), documents=unit)).sources == documents
+        files = TextFiles((path,), reading=Reading(("text",), documents=unit))
+        assert files.read().sources == documents
 
 
 def test_other_columns_of_a_prepared_file_are_another_text(tmp_path):

@@ -14,8 +14,8 @@ from rich.console import Console
 from jax_transformer.text.corpus import Corpus, packed_part
 from jax_transformer.text.encoding import Filters
 from jax_transformer.text.parallel_text import Reading, TextFiles
-from jax_transformer.text.prepare import corpus_task, prepared_corpus
-from jax_transformer.text.samples import Vocabulary, trained_tokenizer
+from jax_transformer.text.prepare import Task, prepared_corpus
+from jax_transformer.text.samples import trained_tokenizer
 from jax_transformer.text.store import with_known_facts
 from jax_transformer.text.text_files import decode_lines, open_text
 from jax_transformer.tokenizers import LineError, Tokenizer, train_byte_pair
@@ -80,7 +80,7 @@ def write_bad(folder, count):
 
 def task(store, text, filters=FILTERS, tokenizer=TOKENIZER, drop_duplicates=False):
     text = with_known_facts(store, text, quiet())
-    return corpus_task(text, tokenizer, filters, {}, drop_duplicates)
+    return Task(text, tokenizer, filters, np.zeros(0, np.int64), drop_duplicates)
 
 
 def corpus(store, text, **options):
@@ -91,7 +91,7 @@ def trained(store, text, size, longest, console):
     """Return the tokenizer that is trained on all pairs of a text."""
     none, every = np.zeros(0, np.int64), 10**6
     return trained_tokenizer(
-        store, [text], none, Vocabulary(size, False), every, longest, seed=0, console=console
+        store, [text], none, size, False, every, longest, seed=0, console=console
     )
 
 

@@ -12,10 +12,10 @@ from jax_transformer import apply
 from jax_transformer.text.batches import Batch, make_batch
 from jax_transformer.text.plan import plan_epoch
 from jax_transformer.training.config import TrainingConfig
-from jax_transformer.training.objective import batch_loss
+from jax_transformer.training.objective import batch_loss, decode_batch
 from jax_transformer.training.step import init_state
 from tests.convert.tools import gradient_error
-from tests.models import decode_batch, random_params, small_config
+from tests.models import random_params, small_config
 from tests.parity.ladder import ROUNDED, bound, check_errors, error, moved, widen
 from tests.text.texts import corpus_of
 from tests.tiers import tiered
