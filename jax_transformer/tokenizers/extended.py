@@ -28,7 +28,7 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     read_model,
 )
-from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter, language_code
+from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 from jax_transformer.tokenizers.trained import sentencepiece_pieces
 
@@ -46,8 +46,7 @@ def known_codes(tokenizer: Tokenizer) -> dict[str, int]:
         return tokenizer.languages.ids
     if tokenizer.settings.get("rule") != "marian":
         return {}
-    ids = tokenizer.source.segmenter.ids
-    return {token[2:-2]: i for token, i in ids.items() if language_code(token) == (token, "")}
+    return {token[2:-2]: i for token, i in tokenizer.source.segmenter.codes.items()}
 
 
 def code_token(tokenizer: Tokenizer, code: str) -> str:
