@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.marian_files import SPLITTERS
 from jax_transformer.storage.writing import json_bytes
-from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES
 from jax_transformer.tokenizers.readers.class_settings import (
     CODE,
     EXTRA,
@@ -132,7 +132,7 @@ def extended_files(
         words = [*new, *codes]  # codes are words of its vocabulary
         vocabulary = json.loads(contents[VOCABULARY]) | {word: ids[word] for word in words}
         files = {VOCABULARY: json_bytes(vocabulary)}
-        for name in SENTENCEPIECE_FILES["marian"][:2]:
+        for name in SPLITTERS:
             files[name] = _with_pieces(contents[name], pieces)
     else:
         words, files = [*pieces], {}

@@ -79,9 +79,8 @@ def read_marian_tokenizer(paths: Sequence[Path], size: int = MOST_IDS) -> Tokeni
         splitters = [path.name for path in paths]
     else:
         splitters = [name for name in SPLITTERS if (folder / name).exists()]
-    if splitters:
-        read = read_files(folder, splitters)
-        contents |= {SPLITTERS[i]: read[name] for i, name in enumerate(splitters)}
+    read = read_files(folder, splitters)
+    contents |= {SPLITTERS[i]: read[name] for i, name in enumerate(splitters)}
     padding = "<pad>"
     while padding in source.ids or padding in target.ids:
         padding = f"<{padding}>"
