@@ -117,7 +117,7 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
     """
     settings = next(iter(inspect.get_annotations(command, eval_str=True).values()))
     text, helps = described(settings)
-    fields, types = dataclasses.fields(settings), declared_fields(settings)
+    fields, types = dataclasses.fields(settings), declarations(settings)
     unnamed = (each for each in fields if each.default is each.default_factory is REQUIRED)
     asks = {"-h", "--help", "--help-all"} & set(argv)
     usual = getattr(settings, "USUAL", None) if asks and "--help-all" not in asks else None
@@ -128,7 +128,7 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
         if not dataclasses.is_dataclass(part):
             parser.add(each.name, types[each.name], helps[each.name], each.default)
             continue
-        parts[each.name], types = part, types | declared_fields(part)
+        parts[each.name], types = part, types | declarations(part)
         parser.heading = parser.add_argument_group(each.name)
         part_helps, short = described(part)[1], each.metadata.get("short", {})
         for option in dataclasses.fields(part):
@@ -144,18 +144,12 @@ def parse(command: Callable[[Any], None], argv: Sequence[str]) -> Any:
         for name, value in parser.parse(argv).items()
     }
     for name, part in parts.items():
-        values = {option: named.pop(option) for option in declared_fields(part) if option in named}
+        values = {option: named.pop(option) for option in declarations(part) if option in named}
         if get_origin(types[name]) is Mapping:
             named[name] = {key: value for key, value in values.items() if value is not None}
         else:
             named[name] = part(**values)
     return settings(**named)
-
-
-def declared_fields(settings: type) -> dict[str, Any]:
-    """Return the declared type of each field of a dataclass, inherited ones too, by name."""
-    hints, fields = declarations(settings), dataclasses.fields(settings)
-    return {each.name: each.metadata.get("declared", hints[each.name]) for each in fields}
 
 
 def described(documented: type) -> tuple[str, dict[str, str]]:

@@ -1,7 +1,6 @@
 """`jax-transformer embed`: one vector for each line of a file."""
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from rich.progress import track
 from jax_transformer.embedding.embedder import Embedder
 from jax_transformer.errors import InputError
 from jax_transformer.runtime.sharding import make_mesh
-from jax_transformer.storage.writing import WRITING, check_path, exists_already, staged_file
+from jax_transformer.storage.writing import check_new_file, staged_file
 from jax_transformer.text.text_files import count_lines, decode_lines, open_text
 
 
@@ -51,9 +50,7 @@ def embed(arguments: Arguments) -> None:
         raise InputError(
             "name the texts by --input FILE, and by --output a file whose name ends in .npy"
         )
-    check_path(output, WRITING)
-    if os.path.lexists(output) and not arguments.overwrite:
-        raise exists_already(output)
+    check_new_file(output, arguments.overwrite, "output")
     if not (number := count_lines(source)):
         raise InputError(f"{source}: has no line of text; name another file")
     embedder = Embedder(

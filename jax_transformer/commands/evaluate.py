@@ -1,7 +1,6 @@
 """`jax-transformer evaluate`: scores of translations against references."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ from msgspec import Meta
 from jax_transformer.errors import InputError
 from jax_transformer.evaluation import scores
 from jax_transformer.evaluation.metricx import inputs, load_metricx
-from jax_transformer.storage.writing import WRITING, check_path, exists_already, replace_file
+from jax_transformer.storage.writing import check_new_file, replace_file
 from jax_transformer.text.text_files import decode_lines, open_text
 
 
@@ -68,9 +67,7 @@ class Arguments:
             if self.line_scores.resolve() in {path.resolve() for path in read if path}:
                 fault = f"{self.line_scores}: is read and would be written"
                 raise InputError(f"{fault}; name another output")
-            if os.path.lexists(self.line_scores) and not self.overwrite:
-                raise exists_already(self.line_scores, "file of line_scores")
-            check_path(self.line_scores, WRITING)
+            check_new_file(self.line_scores, self.overwrite, "file of line_scores")
 
 
 def evaluate(arguments: Arguments) -> None:
@@ -133,7 +130,7 @@ def _print_worst(
 def _lines(path: Path, expected: int | None = None) -> list[str]:
     """Return the lines of a file, which must be as many as expected."""
     with open_text(path) as file:
-        lines = list(decode_lines(file, os.fspath(path)))
+        lines = list(decode_lines(file, str(path)))
     if not lines:
         raise InputError(f"{path}: has no lines; name a file with a line for each translation")
     if expected is not None and len(lines) != expected:

@@ -161,11 +161,13 @@ def meant(name: str, declared: Collection[str]) -> str | None:
 
 @functools.cache
 def declarations(settings: type) -> dict[str, Any]:
-    """Return the declared type of every field of a dataclass by name."""
+    """Return the declared type of every field of a dataclass by name; its metadata has it first."""
     declared = {}
     for base in reversed(settings.__mro__):
         # `typing.get_type_hints` would give nothing under typing.no_type_check.
         declared |= inspect.get_annotations(base, eval_str=True)
+    for each in dataclasses.fields(settings):
+        declared[each.name] = each.metadata.get("declared", declared[each.name])
     return declared
 
 

@@ -11,8 +11,8 @@ from jax_transformer.errors import InputError
 from jax_transformer.storage.folder import CONFIG_FILE
 from jax_transformer.storage.writing import json_bytes
 from jax_transformer.tokenizers import Languages, Tokenizer
+from jax_transformer.tokenizers.readers.class_settings import TOKENIZER_CONFIG
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 # What the classes of transformers take for src_lang where it is null: mBART, NLLB, M2M100.
 USUAL_SOURCES = ("en_XX", "eng_Latn", "en")
 

@@ -100,13 +100,6 @@ class _Buffer(_Table):
         return Buffer(self.foreign, FixedBuffer(self.kind, self.shape, self.dtype, self.values))
 
 
-class _Masks(_Table):
-    encoder: bool = True
-    memory: bool = True
-    target: bool = True
-    causal: bool = True
-
-
 class _File(_Table):
     name: Name
     rows: Annotated[list[_Row], Meta(min_length=1, max_length=MAX_ROWS)]
@@ -114,7 +107,7 @@ class _File(_Table):
     unused: tuple[Name, ...] = ()
     config: dict[str, Any] | None = None
     buffers: list[_Buffer] = []
-    masks: _Masks | None = None
+    masks: Masks | None = None
 
 
 def is_layout_file(layout: object) -> bool:
@@ -195,7 +188,7 @@ def _file_of(layout: Layout, config: TransformerConfig | None) -> _File:
     if config is not None:  # TOML cannot hold None, which is the default wherever it is possible
         values = config.to_dict().items()
         fields = {name: value for name, value in values if value is not None}
-    masks = _Masks(*layout.masks) if layout.masks != USUAL_MASKS else None
+    masks = layout.masks if layout.masks != USUAL_MASKS else None
     return _File(layout.name, rows, layout.scope, layout.unused, fields, buffers, masks)
 
 
@@ -212,7 +205,7 @@ def _parse(text: str) -> LayoutFile:
         raise InputError(f"is not TOML: {shorten(str(error))}") from error
     rows = tuple(table.row() for table in file.rows)
     buffers = tuple(table.buffer() for table in file.buffers)
-    masks = USUAL_MASKS if file.masks is None else Masks(*msgspec.structs.astuple(file.masks))
+    masks = file.masks or USUAL_MASKS
     layout = Layout(file.name, rows, buffers, file.scope, file.unused, masks)
     for row in rows:
         check_possible(layout, row)

@@ -154,8 +154,8 @@ def written_files(
     Raises:
         InputError: Marian has no tokenizer of this kind.
     """
-    vocabularies = written_vocabularies(tokenizer)
-    source_size, target_size = vocabularies.sizes
+    vocabularies, names, sizes = written_vocabularies(tokenizer)
+    source_size, target_size = sizes
     written = {}
     for name, tensor in tensors.items():
         if name in TABLES:
@@ -166,17 +166,17 @@ def written_files(
     options = parse_json(contents[CONFIG_FILE], OPTIONS)
     options = {key: value for key, value in options.items() if key not in OURS}
     options["tied-embeddings-all"] = options["tied-embeddings-src"] and options["tied-embeddings"]
-    options["dim-vocabs"] = [*vocabularies.sizes]
+    options["dim-vocabs"] = sizes
     options.setdefault("transformer-guided-alignment-layer", "last")  # CTranslate2 reads it
     written[OPTIONS] = np.frombuffer(to_yaml(options).encode() + b"\0", np.int8)
     search = NEW_SEARCH
     for name in [name for name in contents if name.endswith(DECODER)]:
         search = parse_yaml(contents[name].decode(), name)
-    paths = {"relative-paths": True, "models": [WEIGHTS], "vocabs": [*vocabularies.names]}
+    paths = {"relative-paths": True, "models": [WEIGHTS], "vocabs": names}
     others = (CONFIG_FILE, GENERATION_FILE, DECODER)
     files = {name: x for name, x in contents.items() if not name.endswith(others)}
     decoder = to_yaml({**search, **paths}).encode()
-    return written, {**files, **vocabularies.files, DECODER: decoder}
+    return written, {**files, **vocabularies, DECODER: decoder}
 
 
 def _with_dots(found: re.Match[str]) -> str:

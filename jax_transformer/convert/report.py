@@ -73,14 +73,11 @@ class Report:
         """The entries for which a conversion is refused."""
         return [entry for entry in self.entries if entry.kind in FAULTS]
 
-    def summary(self) -> str:
-        """Return one line: the layout and how often each kind occurs."""
+    def __str__(self) -> str:
         counts = Counter(entry.kind for entry in self.entries)
         listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        return f"layout {self.layout!r}: {listed or 'nothing to do'}"
-
-    def __str__(self) -> str:
-        return "\n".join([self.summary(), *map(_line, self.entries)])
+        summary = f"layout {self.layout!r}: {listed or 'nothing to do'}"
+        return "\n".join([summary, *map(_line, self.entries)])
 
     __repr__ = __str__
 

@@ -12,8 +12,9 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args, no_type_check
+from typing import Any, Literal, get_args, no_type_check
 
+import msgspec
 import numpy as np
 from flax import traverse_util
 
@@ -161,7 +162,7 @@ class Buffer:
         return None if lengths is None else lengths(config)
 
 
-class Masks(NamedTuple):
+class Masks(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which masks another program uses; prints how they differ from the usual ones.
 
     Attributes:

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Integer
 
 from jax_transformer.config import TransformerConfig
+from jax_transformer.config.declared import check_names, declarations
 from jax_transformer.decoding.cache import check_slots
-from jax_transformer.decoding.generation_config import GenerationConfig, check_options
+from jax_transformer.decoding.generation_config import GenerationConfig
 from jax_transformer.decoding.hypotheses import Hypotheses
 from jax_transformer.decoding.rules import make_rules
 from jax_transformer.decoding.sampling import Keys
@@ -111,7 +112,7 @@ def generate(
     """
     if generation is not None and not isinstance(generation, GenerationConfig):
         raise InputError(f"generation={shorten(generation)} must be a GenerationConfig or None")
-    check_options(options)
+    check_names(options, declarations(GenerationConfig))
     if generation is None:
         options = GenerationConfig(**options)
     else:

@@ -1,6 +1,6 @@
 """The options of `generate`, declared once: names, types, ranges and defaults."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Integer
 from msgspec import Meta
 
 from jax_transformer.config import LARGEST, TransformerConfig
-from jax_transformer.config.declared import check_names, checked, declarations, short_repr
+from jax_transformer.config.declared import checked, short_repr
 from jax_transformer.errors import InputError
 from jax_transformer.model.checks import check_generates, check_length
 
@@ -162,11 +162,6 @@ class GenerationConfig:
                 f"exceed the position table, which ends at max_length={config.max_length}"
             )
         check_length("max_new_tokens: the target", self.max_new_tokens, config.max_length)
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse a name that is no field of `GenerationConfig`, and name the nearest one."""
-    check_names(options, declarations(GenerationConfig))
 
 
 # The options that a model may have defaults for: all but those of sampling.

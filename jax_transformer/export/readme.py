@@ -20,12 +20,7 @@ import tokenizers
 
 from jax_transformer.errors import InputError
 from jax_transformer.tokenizers import Tokenizer
-from jax_transformer.tokenizers.segmenters import (
-    LibrarySegmenter,
-    SentencePieceSegmenter,
-    Words,
-    language_code,
-)
+from jax_transformer.tokenizers.segmenters import LibrarySegmenter, SentencePieceSegmenter, Words
 from jax_transformer.tokenizers.tokenizer import CLEANED
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import usual_target_length
@@ -115,17 +110,16 @@ def _tokenizer_files(
         )
     models = {"source.spm": source.model, "target.spm": target.joiner}
     files = {name: model.serialized_model_proto() for name, model in models.items()}
-    codes = {token: i for token, i in source.ids.items() if language_code(token) == (token, "")}
     added = {} if source.rule == "marian_npz" else source.added  # which are text there
     longest_first = sorted(added, key=len, reverse=True)
-    patterns = [*map(re.escape, longest_first), *(f"^{re.escape(code)}" for code in codes)]
+    patterns = [*map(re.escape, longest_first), *(f"^{re.escape(code)}" for code in source.codes)]
     return (
         by_sentencepiece,
         files,
         {
             "tokenizers": [*files],
             "ids": dict(source.ids),
-            "added": {**codes, **added},
+            "added": {**source.codes, **added},
             "added_pattern": "|".join(patterns) or "(?!)",  # which matches nothing
             "unk_id": tokenizer.unk_id,
             "tokens": [target.token(i) for i in range(tokenizer.tgt_vocab_size)],

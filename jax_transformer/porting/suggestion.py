@@ -328,8 +328,8 @@ def to_layout(
             unread.append(name)
     if unread:
         raise InputError(f"the program does not read {', '.join(unread[:8])}: --drop leaves it out")
-    told = (f"mask {name}" for name in Masks._fields)
-    masks = Masks._make(found.one(name) if name in found.values else True for name in told)
+    told = (f"mask {name}" for name in Masks.__struct_fields__)
+    masks = Masks(*(found.one(name) if name in found.values else True for name in told))
     return Layout("suggested", rows, tuple(buffers), unused=tuple(unused), masks=masks)
 
 

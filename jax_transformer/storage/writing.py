@@ -35,6 +35,7 @@ def check_path(path: Path, suffix: str = "") -> None:
 
 def check_new_file(path: Path, overwrite: bool, kind: str = "report") -> None:
     """Refuse a file that exists, unless it may be replaced, and one that cannot be written."""
+    check_path(path, WRITING)
     if os.path.lexists(path) and (path.is_dir() or not overwrite):
         raise exists_already(path, kind)
     if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):

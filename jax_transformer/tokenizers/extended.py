@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_transformer.errors import InputError
+from jax_transformer.storage.marian_files import SPLITTERS
 from jax_transformer.storage.writing import json_bytes
-from jax_transformer.tokenizers.formats import SENTENCEPIECE_FILES
 from jax_transformer.tokenizers.readers.class_settings import (
     CODE,
     EXTRA,
@@ -28,7 +28,7 @@ from jax_transformer.tokenizers.readers.model_files import (
     VOCABULARY,
     read_model,
 )
-from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter, language_code
+from jax_transformer.tokenizers.segmenters import MARK, LibrarySegmenter
 from jax_transformer.tokenizers.tokenizer import Tokenizer
 from jax_transformer.tokenizers.trained import sentencepiece_pieces
 
@@ -46,8 +46,7 @@ def known_codes(tokenizer: Tokenizer) -> dict[str, int]:
         return tokenizer.languages.ids
     if tokenizer.settings.get("rule") != "marian":
         return {}
-    ids = tokenizer.source.segmenter.ids
-    return {token[2:-2]: i for token, i in ids.items() if language_code(token) == (token, "")}
+    return {token[2:-2]: i for token, i in tokenizer.source.segmenter.codes.items()}
 
 
 def code_token(tokenizer: Tokenizer, code: str) -> str:
@@ -133,7 +132,7 @@ def extended_files(
         words = [*new, *codes]  # codes are words of its vocabulary
         vocabulary = json.loads(contents[VOCABULARY]) | {word: ids[word] for word in words}
         files = {VOCABULARY: json_bytes(vocabulary)}
-        for name in SENTENCEPIECE_FILES["marian"][:2]:
+        for name in SPLITTERS:
             files[name] = _with_pieces(contents[name], pieces)
     else:
         words, files = [*pieces], {}

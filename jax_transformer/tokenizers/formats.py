@@ -11,6 +11,7 @@ from typing import Any
 import sentencepiece
 
 from jax_transformer.errors import InputError, one_line
+from jax_transformer.storage.marian_files import SPLITTERS
 from jax_transformer.tokenizers.readers import library
 from jax_transformer.tokenizers.readers.model_files import (
     FAIRSEQ,
@@ -29,7 +30,7 @@ SENTENCEPIECE = "sentencepiece"  # the kind
 MARIAN_NPZ = "marian_npz"  # the rule of Marian's own folders, `readers.marian`
 TARGET_VOCABULARY = "target_vocab.json"  # only where the languages have a vocabulary each
 SENTENCEPIECE_FILES = {
-    "marian": ("source.spm", "target.spm", VOCABULARY),
+    "marian": (*SPLITTERS, VOCABULARY),
     "m2m_100": (MBART_MODEL, VOCABULARY),
     "mbart": (MBART_MODEL,),
     MARIAN_NPZ: (VOCABULARY,),
@@ -37,7 +38,7 @@ SENTENCEPIECE_FILES = {
 # Files that a tokenizer of a rule may lack.
 OPTIONAL_FILES = {
     "marian": (TARGET_VOCABULARY,),
-    MARIAN_NPZ: ("source.spm", "target.spm", TARGET_VOCABULARY),
+    MARIAN_NPZ: (*SPLITTERS, TARGET_VOCABULARY),
 }
 
 
@@ -101,9 +102,7 @@ def read_sentencepiece(
             f"{name}: a sentencepiece tokenizer by the rule {rule!r} is "
             f"{', '.join(sorted(names))}, but not {', '.join(sorted(contents))}"
         )
-    model_files = (
-        SENTENCEPIECE_FILES["marian"][:2] if rule in OPTIONAL_FILES else (MBART_MODEL,) * 2
-    )
+    model_files = SPLITTERS if rule in OPTIONAL_FILES else (MBART_MODEL,) * 2
     source, target = (
         read_model(contents[file], f"{name}/{file}") if file in contents else Words()
         for file in model_files

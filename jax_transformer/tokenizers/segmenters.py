@@ -224,8 +224,13 @@ class SentencePieceSegmenter:
         """Return the id of a token; None if the vocabulary lacks it."""
         return self.ids.get(token)
 
+    @property
+    def codes(self) -> dict[str, int]:
+        """The ids of the language codes that a text may begin with, for example of ">>fra<<"."""
+        return {token: i for token, i in self.ids.items() if language_code(token) == (token, "")}
+
     def _known_codes(self) -> str:
-        codes = [token for token in self.ids if language_code(token) == (token, "")]
+        codes = [*self.codes]
         more = len(codes) - MOST_CODES
         shown = ", ".join(codes[:MOST_CODES]) or "no language codes"
         return f"{shown} and {more} more" if more > 0 else shown

@@ -15,7 +15,7 @@ from jax_transformer.config import TransformerConfig
 from jax_transformer.decoding import cross_attention_weights
 from jax_transformer.errors import InputError
 from jax_transformer.storage.reading import errors_naming
-from jax_transformer.storage.writing import check_new_file, check_path, staged_file
+from jax_transformer.storage.writing import check_new_file, staged_file
 from jax_transformer.translation.model_folder import TrainedModel
 from jax_transformer.translation.pools import power_of_two
 from jax_transformer.translation.translate import Translation
@@ -61,7 +61,6 @@ class Alignment(NamedTuple):
 
 def check_picture(path: Path, overwrite: bool) -> None:
     """Refuse a file that `draw` would refuse; changes nothing on the disk."""
-    check_path(path)
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise InputError(f"{path}: the name of a picture must end in .png, .pdf or .svg")
     check_new_file(path, overwrite, "picture")

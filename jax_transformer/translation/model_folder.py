@@ -20,18 +20,14 @@ import numpy as np
 from jax_transformer import __version__
 from jax_transformer.adapters import lora, peft_folder
 from jax_transformer.config import SPECIAL_IDS, TransformerConfig
-from jax_transformer.config.declared import checked
+from jax_transformer.config.declared import check_names, checked, declarations
 from jax_transformer.convert.languages import generating
 from jax_transformer.convert.layouts.reference import LAYOUT
 from jax_transformer.convert.origin import MAX_ORIGIN, ORIGIN_FILE, Origin
 from jax_transformer.convert.report import ConversionError
 from jax_transformer.convert.table import expand
 from jax_transformer.convert.transfer import jax_leaf, to_params, to_tensors
-from jax_transformer.decoding.generation_config import (
-    MODEL_OPTIONS,
-    GenerationConfig,
-    check_options,
-)
+from jax_transformer.decoding.generation_config import MODEL_OPTIONS, GenerationConfig
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.model.checks import check_attention, check_params, check_whole_number
 from jax_transformer.model.transformer import Params
@@ -125,7 +121,7 @@ class TrainedModel(NamedTuple):
         Without any `max_new_tokens`, it is the model's `max_length`. What the model bans stays
         banned beside the `banned_tokens` that are named.
         """
-        check_options(options)
+        check_names(options, declarations(GenerationConfig))
         for name, default in {"max_new_tokens": self.config.max_length, **self.generation}.items():
             options.setdefault(name, default)
         chosen = GenerationConfig(**options)

@@ -13,8 +13,8 @@ import pytest
 
 from jax_transformer import Translator
 from jax_transformer.commands import main as cli
-from jax_transformer.commands.command_line import declared_fields
 from jax_transformer.commands.translate import Arguments
+from jax_transformer.config.declared import declarations
 from jax_transformer.decoding import GenerationConfig
 from jax_transformer.decoding.slots import SlotSearch
 from jax_transformer.tokenizers import Tokenizer
@@ -230,7 +230,7 @@ def test_every_option_of_a_search_is_a_flag_under_one_heading(run):
     assert (code, err) == (0, "")
     headings = [line for line in shown.split("\n") if line.endswith(":") and line[0] != " "]
     assert headings[-3:] == ["files:", "lines:", "search:"]
-    declared = map(declared_fields, (Arguments, Files, LineOptions))
+    declared = map(declarations, (Arguments, Files, LineOptions))
     named = tried.union(*declared) - {"model", "files", "lines", "search"}
     for name in named:
         assert shown.count(f"--{name.replace('_', '-')}") >= 1, name

@@ -11,10 +11,10 @@ import yaml
 from hypothesis import strategies as st
 
 from jax_transformer.commands.budget import budget
-from jax_transformer.commands.command_line import declared_fields
 from jax_transformer.commands.convert import convert
 from jax_transformer.commands.train_arguments import PARTS, named_settings
 from jax_transformer.commands.translate import translate
+from jax_transformer.config.declared import declarations
 from jax_transformer.runs.arguments import WHEN_RESUMED, Arguments
 from jax_transformer.storage.yaml_file import to_yaml
 from tests.fuzz import stock
@@ -113,7 +113,7 @@ def _training(draw: Draw, folder: Path, stock_folder: Path) -> Attempt:
 def flag_names(called: Callable[[Any], None]) -> list[str]:
     """Return the names of the flags of a command, without dashes."""
     settings, names = next(iter(inspect.get_annotations(called, eval_str=True).values())), []
-    types = declared_fields(settings)
+    types = declarations(settings)
     for each in dataclasses.fields(settings):
         part = each.metadata.get("options") or types[each.name]
         is_part = dataclasses.is_dataclass(part)

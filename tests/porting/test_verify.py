@@ -6,6 +6,7 @@ import re
 import jax
 import pytest
 import torch
+from msgspec.structs import replace
 
 from jax_transformer import convert
 from jax_transformer.porting import suggest, verification, verify_recording
@@ -100,7 +101,7 @@ def exchanged(params):
 
 
 def hidden(**masks):
-    return lambda layout: dataclasses.replace(layout, masks=layout.masks._replace(**masks))
+    return lambda layout: dataclasses.replace(layout, masks=replace(layout.masks, **masks))
 
 
 # Fields of the config, a change of the layout or of the parameters, and the block that is named.

@@ -17,8 +17,8 @@ from jax_transformer.convert.families.family import (
     generation_without_forced_end,
     head_rows,
 )
-from jax_transformer.convert.layouts.torch_nn import layer_rows, norm
-from jax_transformer.convert.table import Buffer, Layout, Operation, Row, transpose
+from jax_transformer.convert.layouts.torch_nn import layer_rows, norm, table_rows
+from jax_transformer.convert.table import Buffer, Layout, Operation, Row
 from jax_transformer.errors import InputError
 from jax_transformer.model.tree import STACKS
 
@@ -86,13 +86,8 @@ def layout(
         # A table that encoder, decoder and output share has its own name and three copies. With two
         # tables, the output is tied to the decoder's table.
         Row("model.shared.weight", "token_embedding/embedding"),
-        Row("model.encoder.embed_tokens.weight", "token_embedding/embedding"),
-        Row("model.decoder.embed_tokens.weight", "token_embedding/embedding"),
-        Row("lm_head.weight", "token_embedding/embedding", when=("output_projection", "tied")),
-        Row("model.encoder.embed_tokens.weight", "source_embedding/embedding"),
-        Row("model.decoder.embed_tokens.weight", "target_embedding/embedding"),
-        Row("lm_head.weight", "target_embedding/embedding", when=("output_projection", "tied")),
-        Row("lm_head.weight", "output_projection/kernel", transpose),
+        # The bias of the output, the last of these rows, has another name.
+        *table_rows("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")[:-1],
         *stack_rows("model."),
         Row("final_logits_bias", "output_projection/bias", Operation(shape=(1, -1)), zeros=True),
         *head_rows(),

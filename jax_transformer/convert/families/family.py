@@ -12,7 +12,8 @@ from msgspec import Meta
 from jax_transformer.config import TransformerConfig
 from jax_transformer.config.declared import checked, declarations
 from jax_transformer.config.transformer_config import ENCODER_SIZES
-from jax_transformer.convert.table import Layout, Row, transpose
+from jax_transformer.convert.layouts.torch_nn import linear
+from jax_transformer.convert.table import Layout, Row
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.storage.folder import CONFIG_FILE
 
@@ -145,9 +146,7 @@ def head_rows() -> list[Row]:
         ("classification_head.out_proj", "output", "sequence"),
         ("classifier", "output", "token"),
     ):
-        when = ("head", head)
-        rows.append(Row(f"{foreign}.weight", f"head/{name}/kernel", transpose, when=when))
-        rows.append(Row(f"{foreign}.bias", f"head/{name}/bias", when=when))
+        rows += linear(foreign, f"head/{name}", when=("head", head))
     return rows
 
 

@@ -4,8 +4,7 @@ Marian (Junczys-Dowmunt et al. 2018) numbers layers from 1 and joins names by un
 the names have dots and count from 0: `decoder_l1_self_Wq` is `decoder.0.self_Wq`.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from jax_transformer.convert.families.family import Family, flag
 from jax_transformer.convert.table import Layout, Operation, Row, transpose
@@ -57,11 +56,6 @@ _LAYOUT = Layout(
         *_norm("{stack}.top", "{stack}/norm"),
     ),
 )
-
-
-def _implied(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of padding and BOS, the last one."""
-    return dict.fromkeys(("pad_id", "bos_id"), fields["src_vocab_size"] - 1)
 
 
 _LAYER_NORM = {"norm": "layer_norm", "norm_bias": True}
@@ -154,7 +148,8 @@ MARIAN_NPZ = Family(
         "output-omit-bias": False,
     },
     computed={"transformer-decoder-dim-ffn": lambda values: values.get("transformer-dim-ffn")},
-    implied=_implied,
+    # The last id is that of padding and of BOS.
+    implied=lambda fields: dict.fromkeys(("pad_id", "bos_id"), fields["src_vocab_size"] - 1),
     tokenizer="MarianVocabulary",
 )
 FAMILIES = (MARIAN_NPZ,)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jax_transformer.config import TransformerConfig
 from jax_transformer.convert.families import bart_lineage
 from jax_transformer.convert.families.family import generation_without_forced_end
 from jax_transformer.convert.table import Layout, Operation, Row
@@ -51,11 +50,6 @@ def _written(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "pad_token_id": eos_id} if is_eos else values
 
 
-def _generation(config: TransformerConfig) -> dict[str, Any]:
-    # transformers pads with EOS, which it does not generate twice.
-    return {**generation_without_forced_end(config), "pad_token_id": config.eos_id}
-
-
 LENGTHS = {"max_source_positions": "encoder_max_length", "max_target_positions": "max_length"}
 WHISPER = replace(
     bart_lineage.BART,
@@ -64,7 +58,11 @@ WHISPER = replace(
     heads=(),
     preset="whisper",
     layout=LAYOUT,
-    generation=_generation,
+    # transformers pads with EOS, which it does not generate twice.
+    generation=lambda config: {
+        **generation_without_forced_end(config),
+        "pad_token_id": config.eos_id,
+    },
     fields={
         "vocab_size": ("src_vocab_size", "tgt_vocab_size"),
         "num_mel_bins": "source_features",

@@ -42,11 +42,11 @@ def attention(scope: str = "encoder/layers_0/self_attention") -> Layout:
     return Layout("torch_nn_attention", tuple(_attention("", "")), scope=scope)
 
 
-def linear(foreign: str, path: str) -> list[Row]:
+def linear(foreign: str, path: str, when: tuple[str, Any] | None = None) -> list[Row]:
     """Return the rows of a torch.nn.Linear called `foreign` for the projection at `path`."""
     return [
-        Row(f"{foreign}.weight", f"{path}/kernel", transpose),
-        Row(f"{foreign}.bias", f"{path}/bias"),
+        Row(f"{foreign}.weight", f"{path}/kernel", transpose, when=when),
+        Row(f"{foreign}.bias", f"{path}/bias", when=when),
     ]
 
 

@@ -74,8 +74,7 @@ def _layout() -> Layout:
             rows.append(dataclasses.replace(row, when=plain) if ".w_1." in row.foreign else row)
         # With a gate, w_1 is the gate, and w_3 the product that it multiplies.
         for name, part in (("w_1", "gate"), ("w_3", "inner")):
-            products = linear(f"{layers}.{{i}}.feed_forward.{name}", f"{path}/{part}")
-            rows += [dataclasses.replace(row, when=gated) for row in products]
+            rows += linear(f"{layers}.{{i}}.feed_forward.{name}", f"{path}/{part}", when=gated)
         rows += norm(f"{stack}.layer_norm", f"{stack}/norm")
     table = PositionTable(("length", 1, "d_model"))
     buffers = tuple(Buffer(f"{embeddings}.pe.pe", table) for embeddings in EMBEDDINGS.values())

@@ -14,7 +14,7 @@ from tokenizers import models
 
 from jax_transformer.config import TransformerConfig
 from jax_transformer.errors import InputError
-from jax_transformer.storage.marian_files import vocabularies_of
+from jax_transformer.storage.marian_files import SPLITTERS, vocabularies_of
 from jax_transformer.tokenizers.formats import (
     SENTENCEPIECE,
     SENTENCEPIECE_FILES,
@@ -218,7 +218,7 @@ def read_marian(folder: Path, config: TransformerConfig | None = None) -> Tokeni
         if values.get(key):
             raise InputError(f"{path}: {key}={values[key]!r:.60} is not supported; remove it")
     names = [VOCABULARY, TARGET_VOCABULARY] if values.get("separate_vocabs") else [VOCABULARY]
-    contents = read_files(folder, dict.fromkeys((*SENTENCEPIECE_FILES["marian"], *names)))
+    contents = read_files(folder, [*SPLITTERS, *names])
     source, *target = [read_vocabulary(contents[name], str(folder / name)) for name in names]
     settings = class_settings(folder / VOCABULARY, source, config)
     tokens = special_tokens(values)

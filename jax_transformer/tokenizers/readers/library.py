@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
@@ -78,21 +77,19 @@ def library_of(
         raise InputError(f"{name}: a tokenizer of this kind is {' and '.join(files) or 'no file'}")
     first = contents[files[0]] if files else b""
     path = "/".join([name, *files[:1]])
-    characters = None  # the map of characters of a sentencepiece model
     if kind == TOKENIZER_JSON:
-        library, characters = parse(first, path), _precompiled(first)
+        library = parse(first, path)
     elif kind == BYTE_LEVEL:
         library = _byte_level(first, contents[MERGES], name)
     elif kind == UNIGRAM:
-        library, characters = _unigram(first, path, values), character_map(first)
+        library = _unigram(first, path, values)
     elif kind == WORD_PIECE:
         library = _word_piece(first, path)
     else:
         library = _bytes(values["more_tokens"])
     if values["rule"] is not None:
         with library_faults(f"{path}: is damaged; copy the file again"):
-            mapped = [normalizers.Precompiled(characters)] if characters else []
-            SPLITTING[values["rule"]](library, mapped, values["options"])
+            SPLITTING[values["rule"]](library, values["options"])
     present = {token.content for token in library.get_added_tokens_decoder().values()}
     with library_faults(f"{name}: an added token is damaged"):
         tokens = [AddedToken(**token) for token in values["tokens"]]
@@ -101,37 +98,38 @@ def library_of(
 
 
 # How the classes of transformers split text and join tokens: each sets this for a vocabulary, given
-# the map of characters as a list of one step or none, and settings of tokenizer_config.json.
+# settings of tokenizer_config.json.
 
 
-def _split_at_marks(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
-    library.normalizer = normalizers.Sequence([*mapped, normalizers.Replace(Regex(" {2,}"), " ")])
+def _split_at_marks(library: tokenizers.Tokenizer, _: Mapping[str, Any]) -> None:
+    one_space = normalizers.Replace(Regex(" {2,}"), " ")
+    library.normalizer = normalizers.Sequence([*_maps_in(library.normalizer), one_space])
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=MARK, prepend_scheme="always")
     library.decoder = decoders.Metaspace(replacement=MARK, prepend_scheme="always")
 
 
-def _split_t5(library: tokenizers.Tokenizer, mapped: list[Any], _: Mapping[str, Any]) -> None:
+def _split_t5(library: tokenizers.Tokenizer, _: Mapping[str, Any]) -> None:
     if isinstance(library.model, models.Unigram):  # other models are of another class
-        _split_at_marks(library, mapped, _)
-        library.normalizer = normalizers.Sequence(mapped)
+        _split_at_marks(library, _)
+        library.normalizer = normalizers.Sequence(_maps_in(library.normalizer))
         split = [pre_tokenizers.WhitespaceSplit(), library.pre_tokenizer]
         library.pre_tokenizer = pre_tokenizers.Sequence(split)
 
 
-def _split_bytes(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
+def _split_bytes(library: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
     library.normalizer = normalizers.Sequence([])
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=options["add_prefix_space"])
     library.decoder = decoders.ByteLevel()
 
 
-def _split_whisper(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
-    _split_bytes(library, _, options)
+def _split_whisper(library: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
+    _split_bytes(library, options)
     # Timestamps are no special tokens; decoding leaves them out, also where text spells one.
     times = decoders.Replace(Regex(r"<\|\d+\.\d+\|>"), "")
     library.decoder = decoders.Sequence([library.decoder, times])
 
 
-def _split_bert(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[str, Any]) -> None:
+def _split_bert(library: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=options["tokenize_chinese_chars"],
         strip_accents=options["strip_accents"],
@@ -141,7 +139,7 @@ def _split_bert(library: tokenizers.Tokenizer, _: list[Any], options: Mapping[st
     library.decoder = decoders.WordPiece(prefix="##")
 
 
-SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, list[Any], Mapping[str, Any]], None]] = {
+SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, Mapping[str, Any]], None]] = {
     "t5": _split_t5,
     **dict.fromkeys(("pegasus", "mbart_50"), _split_at_marks),
     "byte_level": _split_bytes,
@@ -150,15 +148,11 @@ SPLITTING: Mapping[str, Callable[[tokenizers.Tokenizer, list[Any], Mapping[str, 
 }  # by the setting "rule"
 
 
-def _precompiled(content: bytes) -> bytes | None:
-    """Return the map of characters in a tokenizer.json that was checked."""
-    steps = [msgspec.json.decode(content).get("normalizer") or {}]
-    while steps:
-        step = steps.pop(0)
-        if step.get("type") == "Precompiled":
-            return msgspec.convert(step["precompiled_charsmap"], bytes)
-        steps = [*step.get("normalizers", ()), *steps]
-    return None
+def _maps_in(step: normalizers.Normalizer | None) -> list[normalizers.Normalizer]:
+    """Return the first map of characters of a sentencepiece model among the steps, if any has."""
+    if isinstance(step, normalizers.Sequence):
+        return [found for inner in step for found in _maps_in(inner)][:1]
+    return [step] if isinstance(step, normalizers.Precompiled) else []
 
 
 def _bytes(more_tokens: Sequence[str]) -> tokenizers.Tokenizer:
@@ -215,7 +209,11 @@ def _unigram(content: bytes, name: str, values: Mapping[str, Any]) -> tokenizers
     unk_id = next((i for i, (piece, _) in enumerate(pieces) if piece == unknown), None)
     check_tokens(values["more_tokens"], name)  # sentencepiece has checked its own
     pieces += [(token, 0.0) for token in values["more_tokens"]]
-    return tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
+    library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id, byte_fallback=False))
+    if characters := character_map(content):
+        with library_faults(f"{name}: is damaged; copy the file again"):
+            library.normalizer = normalizers.Precompiled(characters)
+    return library
 
 
 def read_usual_names(content: bytes, name: str) -> Tokenizer:

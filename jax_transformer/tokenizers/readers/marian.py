@@ -79,9 +79,8 @@ def read_marian_tokenizer(paths: Sequence[Path], size: int = MOST_IDS) -> Tokeni
         splitters = [path.name for path in paths]
     else:
         splitters = [name for name in SPLITTERS if (folder / name).exists()]
-    if splitters:
-        read = read_files(folder, splitters)
-        contents |= {SPLITTERS[i]: read[name] for i, name in enumerate(splitters)}
+    read = read_files(folder, splitters)
+    contents |= {SPLITTERS[i]: read[name] for i, name in enumerate(splitters)}
     padding = "<pad>"
     while padding in source.ids or padding in target.ids:
         padding = f"<{padding}>"
@@ -101,22 +100,13 @@ def read_marian_tokenizer(paths: Sequence[Path], size: int = MOST_IDS) -> Tokeni
     return read_sentencepiece(contents, settings, str(folder))
 
 
-class WrittenVocabularies(NamedTuple):
-    """Vocabularies as Marian reads them.
+def written_vocabularies(
+    tokenizer: Tokenizer | None,
+) -> tuple[dict[str, bytes], list[str], list[int]]:
+    """Return a tokenizer's vocabularies as Marian reads them, without the id of padding.
 
-    Attributes:
-        files: The content of each file by its name.
-        names: Of the source's and the target's file.
-        sizes: Numbers of ids of the source and the target.
-    """
-
-    files: dict[str, bytes]
-    names: tuple[str, str]
-    sizes: tuple[int, int]
-
-
-def written_vocabularies(tokenizer: Tokenizer | None) -> WrittenVocabularies:
-    """Return a tokenizer's vocabularies without the id of padding.
+    Returns:
+        Files by their names; the names, and the numbers of ids, of the source and the target.
 
     Raises:
         InputError: Marian has no tokenizer of this kind.
@@ -146,8 +136,8 @@ def written_vocabularies(tokenizer: Tokenizer | None) -> WrittenVocabularies:
     else:
         named = [f"vocab.{side}.yml" for side in ("src", "trg")] if len(ids) > 1 else ["vocab.yml"]
         files = splitters | {name: _yaml(each) for name, each in zip(named, ids, strict=True)}
-    sizes = [max(each.values()) + 1 for each in ids]
-    return WrittenVocabularies(files, (named[0], named[-1]), (sizes[0], sizes[-1]))
+    sizes = [max(each.values()) + 1 for each in (ids[0], ids[-1])]
+    return files, [named[0], named[-1]], sizes
 
 
 def _yaml(ids: Mapping[str, int]) -> bytes:

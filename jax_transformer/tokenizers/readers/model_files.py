@@ -109,24 +109,11 @@ def read_vocabulary(content: bytes, name: str) -> dict[str, int]:
     return vocabulary
 
 
-class _Model(msgspec.Struct):
-    vocab: Any = None
-
-
-class _Described(msgspec.Struct):
-    """The parts of a tokenizer.json that are checked."""
-
-    model: _Model | None = None
-    normalizer: Any = None
-    pre_tokenizer: Any = None
-    decoder: Any = None
-
-
 def check_tokenizer_json(text: str, name: str) -> None:
     """Refuse a tokenizer.json that is damaged, has a huge token or makes too much of a text."""
     with library_faults(f"{name}: damaged tokenizer file"):
-        described = msgspec.json.decode(text, type=_Described)
-        parts = {part: getattr(described, part) for part in INNER}
+        described = msgspec.json.decode(text, type=dict[str, Any])
+        parts = {part: described.get(part) for part in INNER}
         empty = {"type": "BPE", "vocab": {}, "merges": []}
         usual = {"version": "1.0", "model": empty, **parts}
         # The library writes each part in its usual form.
@@ -135,7 +122,8 @@ def check_tokenizer_json(text: str, name: str) -> None:
     for part, key in INNER.items():
         if written[part] is not None:
             _check_steps([*_steps(written[part], key)], f"{name}: the {part}")
-    vocabulary = None if described.model is None else described.model.vocab
+    model = described.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, list):  # of a unigram model: pairs of a token and its score
         check_tokens((pair[0] for pair in vocabulary if isinstance(pair, list) and pair), name)
 
