@@ -13,7 +13,6 @@ from jaxtyping import Float, Int32, Int64, Integer
 from jax_transformer.errors import InputError, shorten
 from jax_transformer.text.corpus import Corpus
 from jax_transformer.text.plan import BatchSettings, EpochLayout, PlannedBatch, plan_window
-from jax_transformer.text.sound_corpus import SoundCorpus
 
 READ_AHEAD = 16  # batches that a thread has ready
 Item = TypeVar("Item")
@@ -153,7 +152,7 @@ def make_batch(corpus: Corpus, planned: PlannedBatch) -> Batch:
     sources = targets - source_lengths
     in_rows = functools.partial(_lay_out, ids, planned, corpus.pad_id)
     src = _as_int32("src", in_rows(sources, source_lengths, planned.length), corpus.src_vocab_size)
-    if isinstance(corpus, SoundCorpus):
+    if corpus.source_length:  # of a `SoundCorpus`
         src = corpus.features(planned.members, planned.rows)
     tgt_in = in_rows(targets, target_lengths - 1, target_length)
     tgt_out = in_rows(targets + 1, target_lengths - 1, target_length)
