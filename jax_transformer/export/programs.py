@@ -28,7 +28,11 @@ Program = Callable[..., Any]  # of an execution, a config, parameters and arrays
 
 
 def named(tree: Any) -> dict[str, Array]:
-    """Return the leaves of a tree by their paths, for example "decoder.norm.scale"."""
+    """Return the leaves of a tree by their paths, for example "decoder.norm.scale".
+
+    Args:
+        tree: Parameters or a cache, whose arrays have any shapes [...].
+    """
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -53,6 +57,8 @@ def export_programs(
     sound has `src` [B, frames, bands] in float32, of a whole window.
 
     Args:
+        params: The parameters, a nested dict of arrays.
+        config: The shape of the model.
         searches: The options of each search, by its name; `max_new_tokens` is an argument.
     """
     frames, bands = str(2 * config.stack("encoder").max_length), config.source_features
